@@ -1,0 +1,55 @@
+//! One durable effect per intent, in your own PostgreSQL.
+//!
+//! ```no_run
+//! # use pgonce::{Failure, Once, Outcome};
+//! # async fn example() -> Result<(), pgonce::Error> {
+//! let once = Once::connect("postgres://localhost/shop").await?;
+//! let request = serde_json::json!({"sku": "abc", "quantity": 2});
+//! let outcome = once
+//!     .intent("create_order", "checkout-3c51")
+//!     .payload(&request) // canonical fingerprint
+//!     .run(async |tx| {
+//!         // the one transaction
+//!         let id = tx.stable_uuid("order");
+//!         tx.execute("INSERT INTO orders (id, request) VALUES ($1, $2)", &[&id, &request]).await?;
+//!         Ok(id)
+//!     })
+//!     .await?;
+//! match outcome {
+//!     Outcome::Executed(id) => println!("made {id}"),
+//!     Outcome::Replayed(id) => println!("was made before: {id}"),
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! [`Intent::run`] is the atomic mode; [`Intent::run_leased`] is for work outside the database. The pieces
+//! for callers who own the transaction are [`claim`] and the methods of [`Owned`]. The rules are SQL
+//! functions in the schema `once`: this crate calls them.
+
+mod claim;
+mod error;
+mod fingerprint;
+mod intent;
+mod leased;
+pub mod migrate;
+mod observe;
+mod once;
+mod pool;
+mod retry;
+mod settings;
+mod sql;
+pub mod sqlstate;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
+mod tls;
+mod tx;
+
+pub use claim::{Answer, Claim, ClaimOptions, IntentName, Mode, Owned, OwnedKind, claim};
+pub use error::{Error, Failure};
+pub use fingerprint::{Fingerprint, fingerprint, fingerprint_bytes, key_hash, stable_uuid};
+pub use intent::{Intent, Outcome};
+pub use leased::Lease;
+pub use once::{Once, PoolStatus};
+pub use retry::RetryPolicy;
+pub use settings::Settings;
+pub use tx::Tx;

@@ -1,0 +1,42 @@
+//! Metrics, and the counts of answers that are flushed into the database now and then.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// `pgonce_claims_total` and its neighbours; see docs/reference/metrics.md.
+pub(crate) fn claimed(scope: &str, kind: &'static str, took: Duration) {
+    metrics::counter!("pgonce_claims_total", "scope" => scope.to_owned(), "kind" => kind).increment(1);
+    metrics::histogram!("pgonce_claim_duration_seconds").record(took.as_secs_f64());
+    match kind {
+        "conflict" => metrics::counter!("pgonce_conflicts_total", "scope" => scope.to_owned()).increment(1),
+        "processing_stale" => metrics::counter!("pgonce_takeovers_total").increment(1),
+        _ => {}
+    }
+}
+
+pub(crate) fn settled(scope: &str, status: &'static str) {
+    metrics::counter!("pgonce_outcomes_total", "scope" => scope.to_owned(), "status" => status).increment(1);
+}
+
+pub(crate) fn retried(sqlstate: &str) {
+    metrics::counter!("pgonce_retries_total", "sqlstate" => sqlstate.to_owned()).increment(1);
+}
+
+/// Counts of answers by tenant, scope and kind since the last flush.
+#[derive(Debug, Default)]
+pub(crate) struct Tally(Mutex<HashMap<(String, String), HashMap<&'static str, u64>>>);
+
+impl Tally {
+    pub(crate) fn add(&self, tenant: &str, scope: &str, kind: &'static str) {
+        let mut counts = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // A flood of tenants must not grow without bound between two flushes.
+        if counts.len() < 10_000 || counts.contains_key(&(tenant.to_owned(), scope.to_owned())) {
+            *counts.entry((tenant.to_owned(), scope.to_owned())).or_default().entry(kind).or_default() += 1;
+        }
+    }
+
+    pub(crate) fn take(&self) -> HashMap<(String, String), HashMap<&'static str, u64>> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}

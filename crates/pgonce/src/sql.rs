@@ -1,0 +1,196 @@
+//! Every statement that the crate sends, and how a claim's answer is read. The rules are in `sql/`.
+
+use tokio_postgres::types::{FromSql, Kind, Type};
+use uuid::Uuid;
+
+/// A function of the protocol.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Call {
+    Claim,
+    Peek,
+    Succeed,
+    Fail,
+    RecordFailure,
+    Renew,
+    Release,
+    Resolve,
+    Tally,
+}
+
+impl Call {
+    pub(crate) const COUNT: usize = 9;
+}
+
+/// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
+/// cannot look up its type for us, so there it comes as columns.
+pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
+    match (call, as_columns) {
+        (Call::Claim, false) => "SELECT once.claim($1, $2, $3, $4, $5, $6::text::interval, $7::text::interval, $8)",
+        (Call::Claim, true) => {
+            "SELECT * FROM once.claim($1, $2, $3, $4, $5, $6::text::interval, $7::text::interval, $8)"
+        }
+        (Call::Peek, false) => "SELECT once.peek($1, $2, $3, $4)",
+        (Call::Peek, true) => "SELECT * FROM once.peek($1, $2, $3, $4)",
+        (Call::Succeed, _) => {
+            "SELECT once.succeed(p_scope => $1, p_key => $2, p_claim_id => $3, p_response_body => $4, \
+             p_response_code => $5, p_response_headers => $6, p_result_type => $7, p_result_id => $8, p_tenant => $9)"
+        }
+        (Call::Fail, _) => {
+            "SELECT once.fail(p_scope => $1, p_key => $2, p_claim_id => $3, p_retryable => $4, p_code => $5, p_message => $6, p_tenant => $7)"
+        }
+        (Call::RecordFailure, false) => "SELECT once.record_failure($1, $2, $3, $4, $5, $6, $7)",
+        (Call::RecordFailure, true) => "SELECT * FROM once.record_failure($1, $2, $3, $4, $5, $6, $7)",
+        (Call::Renew, _) => "SELECT once.renew($1, $2, $3, $4::text::interval, $5)::text",
+        (Call::Release, _) => "SELECT once.release($1, $2, $3, $4)",
+        (Call::Resolve, _) => "SELECT once.resolve($1, $2, $3, $4::text::interval, $5)",
+        (Call::Tally, _) => "SELECT once.tally($1, $2, $3)",
+    }
+}
+
+/// The types of its parameters.
+pub(crate) fn types(call: Call) -> &'static [Type] {
+    match call {
+        Call::Claim => {
+            &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT]
+        }
+        Call::Peek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
+        Call::Succeed => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::UUID,
+            Type::BYTEA,
+            Type::INT4,
+            Type::JSONB,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+        ],
+        Call::Fail => &[Type::TEXT, Type::TEXT, Type::UUID, Type::BOOL, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::RecordFailure => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::BOOL, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::Renew => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT],
+        Call::Release => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT],
+        Call::Resolve => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT],
+        Call::Tally => &[Type::TEXT, Type::JSONB, Type::TEXT],
+    }
+}
+
+/// `once.claim_result`, as it comes.
+#[derive(Debug, Clone, Default)]
+pub struct ClaimRow {
+    pub(crate) kind: Option<String>,
+    pub(crate) claim_id: Option<Uuid>,
+    pub(crate) attempt_count: Option<i32>,
+    pub(crate) response_code: Option<i32>,
+    pub(crate) response_headers: Option<serde_json::Value>,
+    pub(crate) response_body: Option<Vec<u8>>,
+    pub(crate) result_type: Option<String>,
+    pub(crate) result_id: Option<String>,
+    pub(crate) failure_code: Option<String>,
+    pub(crate) failure_message: Option<String>,
+    pub(crate) retry_after_ms: Option<i64>,
+    pub(crate) fence: Option<i64>,
+    pub(crate) lease_ms: Option<i64>,
+}
+
+type Fault = Box<dyn std::error::Error + Sync + Send>;
+
+impl<'a> FromSql<'a> for ClaimRow {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Fault> {
+        let mut fields = CompositeFields::new(raw)?;
+        let mut row = Self {
+            kind: fields.read()?,
+            claim_id: fields.read()?,
+            attempt_count: fields.read()?,
+            response_code: fields.read()?,
+            response_headers: fields.read()?,
+            response_body: fields.read()?,
+            result_type: fields.read()?,
+            result_id: fields.read()?,
+            failure_code: fields.read()?,
+            failure_message: fields.read()?,
+            ..Self::default()
+        };
+        fields.skip()?; // locked_until
+        row.retry_after_ms = fields.read()?;
+        fields.skip()?; // expires_at
+        row.fence = fields.read()?;
+        row.lease_ms = fields.read()?;
+        Ok(row)
+    }
+
+    fn accepts(kind: &Type) -> bool {
+        matches!(kind.kind(), Kind::Composite(_))
+    }
+}
+
+impl ClaimRow {
+    /// From a row whose first column is the composite, or whose columns are its fields.
+    pub(crate) fn read(row: &tokio_postgres::Row) -> Result<Self, tokio_postgres::Error> {
+        if row.len() == 1 {
+            return Ok(row.try_get::<_, Option<Self>>(0)?.unwrap_or_default());
+        }
+        Ok(Self {
+            kind: row.try_get("kind")?,
+            claim_id: row.try_get("claim_id")?,
+            attempt_count: row.try_get("attempt_count")?,
+            response_code: row.try_get("response_code")?,
+            response_headers: row.try_get("response_headers")?,
+            response_body: row.try_get("response_body")?,
+            result_type: row.try_get("result_type")?,
+            result_id: row.try_get("result_id")?,
+            failure_code: row.try_get("failure_code")?,
+            failure_message: row.try_get("failure_message")?,
+            retry_after_ms: row.try_get("retry_after_ms")?,
+            fence: row.try_get("fence")?,
+            lease_ms: row.try_get("lease_ms")?,
+        })
+    }
+}
+
+/// The binary form of a composite: a count, then for each field its type, its length and its bytes.
+struct CompositeFields<'a> {
+    rest: &'a [u8],
+    left: i32,
+}
+
+impl<'a> CompositeFields<'a> {
+    fn new(raw: &'a [u8]) -> Result<Self, Fault> {
+        let mut fields = Self { rest: raw, left: 0 };
+        fields.left = fields.int()?;
+        Ok(fields)
+    }
+
+    fn int(&mut self) -> Result<i32, Fault> {
+        let (head, rest) = self.rest.split_first_chunk::<4>().ok_or("composite value is cut short")?;
+        self.rest = rest;
+        Ok(i32::from_be_bytes(*head))
+    }
+
+    fn next(&mut self) -> Result<Option<(Type, &'a [u8])>, Fault> {
+        if self.left == 0 {
+            return Ok(None); // an older schema: fields that it does not know are absent
+        }
+        self.left -= 1;
+        let oid = self.int()?;
+        let length = self.int()?;
+        if length < 0 {
+            return Ok(None);
+        }
+        let (value, rest) =
+            self.rest.split_at_checked(usize::try_from(length)?).ok_or("composite value is cut short")?;
+        self.rest = rest;
+        let kind = Type::from_oid(u32::from_be_bytes(oid.to_be_bytes())).unwrap_or(Type::TEXT);
+        Ok(Some((kind, value)))
+    }
+
+    fn read<T: FromSql<'a>>(&mut self) -> Result<Option<T>, Fault> {
+        match self.next()? {
+            Some((kind, value)) => Ok(Some(T::from_sql(&kind, value)?)),
+            None => Ok(None),
+        }
+    }
+
+    fn skip(&mut self) -> Result<(), Fault> {
+        self.next().map(|_| ())
+    }
+}

@@ -1,0 +1,171 @@
+//! The one transaction of an intent: claim, effect and outcome.
+
+use std::ops::Deref;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::join;
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use crate::claim::{Answer, ClaimWire, IntentName, succeed_parameters};
+use crate::pool::Pooled;
+use crate::sql::{Call, ClaimRow};
+use crate::sqlstate::is_disconnect;
+
+/// The open transaction that the effect writes through. It is a `tokio_postgres::Client` whose transaction
+/// pgonce began and ends: do not send BEGIN, COMMIT or ROLLBACK (savepoints are fine).
+///
+/// It is a handle, passed by value so that the effect's future is `Send` whatever it borrows; it must not
+/// outlive the effect.
+#[derive(Debug)]
+pub struct Tx(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    connection: Pooled,
+    name: IntentName,
+    claim_id: Uuid,
+    attempt: u32,
+    answer: Mutex<Answer>,
+}
+
+/// How a transaction ended, as far as the connection could tell.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Committed,
+    /// The server said no: everything is rolled back.
+    Refused(tokio_postgres::Error),
+    /// The effect kept its handle: the connection was closed with the transaction open.
+    Leaked,
+    /// The connection broke after COMMIT was sent, or the server warned: only the row knows.
+    InDoubt(String),
+}
+
+impl Tx {
+    /// The claim's fence: store it with the effect where an audit should find it.
+    #[must_use]
+    pub fn claim_id(&self) -> Uuid {
+        self.0.claim_id
+    }
+
+    /// Which attempt at the intent this is, by what is recorded.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.0.attempt
+    }
+
+    /// A UUID that is the same in every attempt at this intent, for the id of what it creates.
+    #[must_use]
+    pub fn stable_uuid(&self, part: &str) -> Uuid {
+        crate::stable_uuid(&self.0.name.tenant, &self.0.name.scope, &self.0.name.key, part)
+    }
+
+    /// Records what the effect made, beside the answer.
+    pub fn made(&self, result_type: impl Into<String>, result_id: impl Into<String>) {
+        let mut answer = self.answer();
+        answer.result_type = Some(result_type.into());
+        answer.result_id = Some(result_id.into());
+    }
+
+    /// Records a status code with the answer.
+    pub fn status(&self, code: i32) {
+        self.answer().code = Some(code);
+    }
+
+    fn answer(&self) -> std::sync::MutexGuard<'_, Answer> {
+        self.0.answer.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Begins and claims in one round trip. The connection is dirty from here until the transaction's end
+    /// was seen, so that a dropped future never gives a half-open transaction back to the pool.
+    pub(crate) async fn begin(
+        connection: &Pooled,
+        begin: &str,
+        name: &IntentName,
+        wire: &ClaimWire,
+    ) -> Result<ClaimRow, tokio_postgres::Error> {
+        connection.dirty.store(true, Ordering::SeqCst);
+        // `join` polls in order: BEGIN is on the wire before the claim.
+        let (begun, claimed) =
+            join(connection.client.batch_execute(begin), connection.call(Call::Claim, &wire.parameters(name))).await;
+        begun?;
+        ClaimRow::read(&claimed?)
+    }
+
+    pub(crate) fn new(connection: Pooled, name: IntentName, claim_id: Uuid, attempt: u32) -> Self {
+        Self(Arc::new(Inner { connection, name, claim_id, attempt, answer: Mutex::default() }))
+    }
+
+    /// The effect's handle.
+    pub(crate) fn handle(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+
+    /// Completes and commits in one round trip. `succeed` also proves that the transaction was not aborted
+    /// before: an aborted one makes it fail (25P02), so a COMMIT that is in truth a ROLLBACK is never taken
+    /// for one (trap 10).
+    pub(crate) async fn commit(self, body: Vec<u8>) -> Ended {
+        // The connection is dirty still: whoever kept a handle keeps it out of the pool, and nothing commits.
+        let Some(Inner { connection, name, claim_id, answer, .. }) = Arc::into_inner(self.0) else {
+            return Ended::Leaked;
+        };
+        let mut answer = answer.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        answer.body = Some(body);
+        // Prepared before: pipelining a COMMIT behind a Parse would commit before the outcome is written.
+        if let Err(error) = connection.warm(Call::Succeed).await {
+            return if is_disconnect(&error) { Ended::Refused(error) } else { rollback_after(connection, error).await };
+        }
+        connection.expect_no_warning();
+        fail::fail_point!("pgonce::before_commit");
+        let parameters = succeed_parameters(&name, &claim_id, &answer);
+        let (succeeded, committed) =
+            join(connection.call(Call::Succeed, &parameters), connection.client.batch_execute("COMMIT")).await;
+        fail::fail_point!("pgonce::after_commit");
+        match (succeeded, committed) {
+            (Ok(_), Ok(())) if connection.warned() => {
+                Ended::InDoubt("the server warned that the commit may not be durable on its standby".into())
+            }
+            (Ok(_), Ok(())) => {
+                connection.dirty.store(false, Ordering::SeqCst);
+                Ended::Committed
+            }
+            (Err(error), _) | (Ok(_), Err(error)) if is_disconnect(&error) => {
+                Ended::InDoubt("the connection was lost during COMMIT".into())
+            }
+            (Err(error), Ok(())) => {
+                // The outcome was refused, the transaction aborted, and the COMMIT behind it rolled it back.
+                connection.dirty.store(false, Ordering::SeqCst);
+                Ended::Refused(error)
+            }
+            (Err(error), Err(_)) | (Ok(_), Err(error)) => Ended::Refused(error),
+        }
+    }
+
+    /// Rolls back, and gives the connection back only if that was confirmed.
+    pub(crate) async fn rollback(self) {
+        if let Some(inner) = Arc::into_inner(self.0) {
+            rollback(inner.connection).await;
+        }
+    }
+}
+
+/// Ends a transaction that did nothing.
+pub(crate) async fn rollback(connection: Pooled) {
+    if connection.client.batch_execute("ROLLBACK").await.is_ok() {
+        connection.dirty.store(false, Ordering::SeqCst);
+    }
+}
+
+async fn rollback_after(connection: Pooled, error: tokio_postgres::Error) -> Ended {
+    rollback(connection).await;
+    Ended::Refused(error)
+}
+
+impl Deref for Tx {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.0.connection.client
+    }
+}

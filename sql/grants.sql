@@ -1,0 +1,35 @@
+-- Who may do what: run last by every migrate. PUBLIC has nothing; applications call functions, operators
+-- also decide, readers read views; tables are nobody's but the owner's.
+DO $$
+DECLARE
+    v_app text[] := ARRAY['claim', 'peek', 'succeed', 'fail', 'record_failure', 'renew', 'release', 'resolve',
+        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'try_lock', 'tally', 'schema_version'];
+    v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope'];
+    v_views text[] := ARRAY['intents', 'scopes', 'stale_claims', 'uncertain', 'most_retried', 'suppression', 'sizes',
+        'growth', 'audit_trail', 'history', 'migrations'];
+    v_role text;
+    v_signature text;
+    v_view text;
+BEGIN
+    REVOKE ALL ON SCHEMA once FROM PUBLIC;
+    REVOKE ALL ON ALL FUNCTIONS IN SCHEMA once FROM PUBLIC;
+    REVOKE ALL ON ALL TABLES IN SCHEMA once FROM PUBLIC;
+    REVOKE ALL ON ALL SEQUENCES IN SCHEMA once FROM PUBLIC;
+    FOR v_role IN SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.rolname IN ('once_app', 'once_ops', 'once_reader') LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA once TO %I', v_role);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION once.clock() TO %I', v_role); -- views are read with the reader's rights
+        FOR v_signature IN
+            SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc p
+            WHERE p.pronamespace = 'once'::regnamespace
+              AND ((v_role = 'once_app' AND p.proname = ANY (v_app)) OR (v_role = 'once_ops' AND p.proname = ANY (v_ops))
+                   OR p.proname = 'schema_version')
+        LOOP
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', v_signature, v_role);
+        END LOOP;
+        IF v_role <> 'once_app' THEN
+            FOREACH v_view IN ARRAY v_views LOOP
+                EXECUTE format('GRANT SELECT ON once.%I TO %I', v_view, v_role);
+            END LOOP;
+        END IF;
+    END LOOP;
+END $$;
