@@ -293,41 +293,35 @@ impl<'a> Intent<'a> {
         Claim::read(self.name.clone(), ClaimRow::read(&row)?)
     }
 
-    /// Asks the intent's row, under its lock, whether the claim's transaction committed (trap 11).
-    pub(crate) async fn resolve(&self, claim_id: Uuid, budget: &mut Budget<'_>, reason: String) -> Result<bool, Error> {
+    /// Asks the intent's row, under its lock, whether the claim's transaction committed (trap 11). Goes on
+    /// until the deadline, whatever the number of attempts: an unknown outcome is the worst answer.
+    async fn resolve(&self, claim_id: Uuid, budget: &mut Budget<'_>, reason: String) -> Result<bool, Error> {
         tracing::warn!(%reason, "commit in doubt; asking the intent's row");
         metrics::counter!("pgonce_in_doubt_total").increment(1);
         loop {
-            let answer = match self.once.connection().await {
-                Ok(connection) => {
-                    let wait = interval(budget.left().clamp(Duration::from_millis(1), Duration::from_secs(5)));
-                    let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
-                        (&self.name.scope, Type::TEXT),
-                        (&self.name.key, Type::TEXT),
-                        (&claim_id, Type::UUID),
-                        (&wait, Type::TEXT),
-                        (&self.name.tenant, Type::TEXT),
-                    ];
-                    connection
-                        .call(Call::Resolve, &parameters)
-                        .await
-                        .map_err(Error::from)
-                        .and_then(|row| Ok(row.try_get(0)?))
+            match self.ask_row(claim_id, budget.left()).await {
+                Ok(Some(committed)) => return Ok(committed),
+                Ok(None) => return Err(Error::InDoubt { reason }),
+                Err(error) if !error.is_retryable() || budget.left().is_zero() => {
+                    return Err(Error::InDoubt { reason });
                 }
-                Err(error) => Err(error),
-            };
-            match answer {
-                Ok(committed) => return Ok(committed),
-                Err(error) if error.is_retryable() => {
-                    // Until the deadline, whatever the number of attempts: an unknown outcome is the worst answer.
-                    if budget.left().is_zero() {
-                        return Err(Error::InDoubt { reason });
-                    }
-                    tokio::time::sleep(Duration::from_millis(50).min(budget.left())).await;
-                }
-                Err(_) => return Err(Error::InDoubt { reason }),
+                Err(_) => tokio::time::sleep(Duration::from_millis(50).min(budget.left())).await,
             }
         }
+    }
+
+    /// One question to `once.resolve`: committed, not committed and never will be, or it cannot tell.
+    pub(crate) async fn ask_row(&self, claim_id: Uuid, wait: Duration) -> Result<Option<bool>, Error> {
+        let connection = self.once.connection().await?;
+        let wait = interval(wait.clamp(Duration::from_millis(1), Duration::from_secs(5)));
+        let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
+            (&self.name.scope, Type::TEXT),
+            (&self.name.key, Type::TEXT),
+            (&claim_id, Type::UUID),
+            (&wait, Type::TEXT),
+            (&self.name.tenant, Type::TEXT),
+        ];
+        Ok(connection.call(Call::Resolve, &parameters).await?.try_get(0)?)
     }
 
     /// The server refused the claim or the commit: nothing of this attempt is there.

@@ -130,29 +130,37 @@ impl Intent<'_> {
         }
     }
 
+    /// Completes under the fence. An answer that was lost is asked for again: if the first completion got
+    /// through, the second is refused and the row says that it is ours.
     async fn complete_leased(&self, claim_id: Uuid, answer: &Answer, budget: &mut Budget<'_>) -> Result<(), Error> {
+        let mut in_doubt = false;
         loop {
             let error = match self.once().connection().await {
                 Ok(connection) => {
                     let parameters = succeed_parameters(self.name(), &claim_id, answer);
                     match connection.call(Call::Succeed, &parameters).await {
                         Ok(_) => return Ok(()),
-                        Err(error) if is_disconnect(&error) => {
-                            drop(connection);
-                            // It may have committed: then the row is ours and terminal.
-                            if self.resolve(claim_id, budget, "the connection was lost while completing".into()).await?
-                            {
-                                return Ok(());
-                            }
-                            Error::InDoubt { reason: "the completion was lost".into() }
+                        Err(error) => {
+                            in_doubt |= is_disconnect(&error);
+                            Error::from(error)
                         }
-                        Err(error) => error.into(),
                     }
                 }
                 Err(error) => error,
             };
-            if !error.is_retryable() || matches!(error, Error::LeaseLost) || !budget.pause(None).await {
-                return Err(error);
+            if in_doubt && matches!(error, Error::LeaseLost) {
+                let reason = "the connection was lost while completing";
+                return match self.ask_row(claim_id, budget.left()).await {
+                    Ok(Some(true)) => Ok(()),
+                    Ok(Some(false)) => Err(Error::LeaseLost),
+                    Ok(None) | Err(_) => Err(Error::InDoubt { reason: reason.into() }),
+                };
+            }
+            let gives_up = !error.is_retryable() || matches!(error, Error::LeaseLost) || !budget.pause(None).await;
+            match (gives_up, in_doubt) {
+                (false, _) => {}
+                (true, true) => return Err(Error::InDoubt { reason: error.to_string() }),
+                (true, false) => return Err(error),
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Pooled connections that know their statements and whether the server warned about a commit.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use deadpool::managed::{self, Metrics, RecycleError, RecycleResult};
 use tokio::sync::OnceCell;
@@ -37,6 +38,8 @@ impl std::fmt::Debug for Connector {
 pub(crate) struct Connection {
     pub(crate) client: Client,
     statements: [OnceCell<Statement>; Call::COUNT],
+    /// Statements of the user's effects, by their text.
+    cached: Mutex<HashMap<String, Statement>>,
     /// The server said WARNING: at COMMIT that means "not certain to be durable" (trap 12).
     warned: Arc<AtomicBool>,
     /// Something was begun and not ended: the connection must not go back into the pool.
@@ -74,6 +77,7 @@ impl managed::Manager for Manager {
         Ok(Connection {
             client,
             statements: [const { OnceCell::const_new() }; Call::COUNT],
+            cached: Mutex::default(),
             warned,
             dirty: AtomicBool::new(false),
             pgbouncer: self.pgbouncer,
@@ -116,6 +120,23 @@ impl Connection {
         self.statements[call as usize]
             .get_or_try_init(|| self.client.prepare_typed(sql::text(call, false), sql::types(call)))
             .await
+    }
+
+    /// A statement of the user's, prepared once a connection; forgotten all together at the limit, so that
+    /// texts with values in them cannot grow it without bound.
+    pub(crate) async fn cached(&self, text: &str) -> Result<Statement, tokio_postgres::Error> {
+        const STATEMENTS_MAX: usize = 256;
+        let lock = || self.cached.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(statement) = lock().get(text) {
+            return Ok(statement.clone());
+        }
+        let statement = self.client.prepare(text).await?;
+        let mut cached = lock();
+        if cached.len() >= STATEMENTS_MAX {
+            cached.clear();
+        }
+        cached.insert(text.to_owned(), statement.clone());
+        Ok(statement)
     }
 
     /// Forgets earlier warnings.

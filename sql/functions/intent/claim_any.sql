@@ -23,15 +23,26 @@ BEGIN
             v_result := once.observe(v_row, p_fingerprint);
         END IF;
         IF v_result.kind IS NULL THEN -- there is ownership to be had
-            IF pg_try_advisory_xact_lock(v_lock) THEN
-                v_result := once.own(v_row, v_policy, p_tenant, p_scope, p_key, p_fingerprint, v_lock, p_claimed_by);
-                CONTINUE WHEN v_result.kind IS NULL; -- the row changed before we had the lock
-            ELSE
-                v_result := once.in_progress(v_row);
+            IF strpos(current_setting('once.claims', true), lpad(to_hex(v_lock), 16, '0')) > 0 THEN
+                RETURN once.in_progress(v_row); -- claimed before in this very transaction: waiting cannot help
             END IF;
+            BEGIN
+                IF pg_try_advisory_xact_lock(v_lock) THEN
+                    v_result := once.own(v_row, v_policy, p_tenant, p_scope, p_key, p_fingerprint, v_lock, p_claimed_by);
+                ELSIF v_look > 20 OR NOT pg_try_advisory_xact_lock_shared(v_lock) THEN
+                    v_result := once.in_progress(v_row);
+                END IF; -- else only waiters that are just waking hold it, shared: look again
+                IF v_result.kind IS NULL OR v_result.kind = 'processing_active' THEN
+                    -- Who owns nothing must not keep others from owning it: give the lock back.
+                    RAISE EXCEPTION USING ERRCODE = 'P4100';
+                END IF;
+            EXCEPTION WHEN SQLSTATE 'P4100' THEN NULL;
+            END;
+            CONTINUE WHEN v_result.kind IS NULL; -- the row changed before we had the lock
         END IF;
         IF v_result.kind <> 'processing_active' OR v_policy.in_progress <> 'wait'
-           OR NOT once.await_rival(v_lock, v_row.locked_until > once.clock(), v_deadline, v_policy.waiters_max, v_look)
+           OR NOT once.await_rival(v_lock, coalesce(v_row.locked_until > once.clock(), false), v_deadline,
+                                   v_policy.waiters_max, v_look)
         THEN
             RETURN v_result;
         END IF;

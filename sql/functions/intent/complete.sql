@@ -23,7 +23,7 @@ BEGIN
         status = CASE WHEN p_status = 'failed_retryable' AND i.attempt_count >= v_policy.attempts_max
                       THEN 'failed_final' ELSE p_status END,
         updated_at = v_now, locked_until = NULL,
-        completed_at = CASE WHEN p_status <> 'failed_retryable' THEN v_now END,
+        completed_at = CASE WHEN p_status <> 'failed_retryable' OR i.attempt_count >= v_policy.attempts_max THEN v_now END,
         expires_at = v_now + v_policy.retention,
         tombstone_until = CASE WHEN p_status = 'succeeded' THEN v_now + v_policy.retention + v_policy.tombstone END,
         response_code = CASE WHEN v_policy.response <> 'error' THEN p_response_code END,

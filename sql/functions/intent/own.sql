@@ -10,7 +10,7 @@ BEGIN
     IF p_row.claim_id IS NOT NULL THEN
         v_result := once.own_existing(p_row, p_policy, p_claimed_by);
         IF v_result.kind IS DISTINCT FROM 'new_claim' AND v_result.claim_id IS NULL THEN
-            RETURN v_result; -- changed under us, or settled by policy without handing it over
+            RETURN v_result; -- changed under us, being completed, or settled by policy without an owner
         END IF;
     ELSE
         v_result.kind := 'new_claim';
@@ -32,9 +32,6 @@ BEGIN
             END IF;
         END IF;
         RETURN v_result;
-    END IF;
-    IF strpos(current_setting('once.claims', true), lpad(to_hex(p_lock), 16, '0')) > 0 THEN
-        RETURN once.in_progress(p_row); -- claimed before in this very transaction
     END IF;
     PERFORM once.stash(v_result.claim_id, p_lock, p_fingerprint, p_policy);
     RETURN v_result;

@@ -27,11 +27,19 @@ BEGIN
         v_result.attempt_count := 1;
         RETURN v_result;
     END IF;
+    IF v_row.status NOT IN ('processing', 'failed_retryable') THEN
+        RETURN NULL; -- gone for the first look and live for this one: a clock that was set back
+    END IF;
     v_result.kind := CASE v_row.status WHEN 'processing' THEN 'processing_stale' ELSE 'retryable_failure' END;
     IF v_row.status = 'processing' THEN
         v_class := once.sort_stale(v_row, p_policy, coalesce(p_claimed_by, 'claim'));
         IF v_class <> 'safe_to_retry' THEN
-            RETURN NULL; -- the row is now succeeded, failed or uncertain: the next look tells
+            -- Decided without an owner. Told from here and not by another look: where the scope keeps
+            -- nothing (retention none) that look would find nothing, and run again what is known to be done.
+            SELECT * INTO v_row FROM once.intent i
+                WHERE i.tenant = p_seen.tenant AND i.scope = p_seen.scope AND i.key = p_seen.key;
+            RETURN once.observed(CASE v_row.status WHEN 'succeeded' THEN 'replay_success'
+                                 WHEN 'failed_final' THEN 'final_failure' ELSE 'uncertain' END, v_row);
         END IF;
     END IF;
     v_result.claim_id := gen_random_uuid();

@@ -8,14 +8,16 @@ DECLARE
     v_row once.intent;
 BEGIN
     v_stash := once.stashed(p_claim_id, once.lock_key(p_tenant, p_scope, p_key));
-    IF v_stash IS NOT NULL THEN
+    SELECT * INTO v_row FROM once.intent i
+        WHERE i.tenant = p_tenant AND i.scope = p_scope AND i.key = p_key AND i.claim_id = p_claim_id
+        FOR UPDATE;
+    IF v_stash IS NOT NULL AND v_row.status IS DISTINCT FROM 'succeeded' AND v_row.status IS DISTINCT FROM 'failed_final' THEN
+        UPDATE once.intent i SET attempt_count = i.attempt_count - 1 -- it had failed before, and is as it was
+            WHERE i.tenant = p_tenant AND i.scope = p_scope AND i.key = p_key AND i.claim_id = p_claim_id;
         PERFORM once.unstash(v_stash);
         RETURN;
     END IF;
-    SELECT * INTO v_row FROM once.intent i
-        WHERE i.tenant = p_tenant AND i.scope = p_scope AND i.key = p_key AND i.claim_id = p_claim_id
-          AND i.status = 'processing' FOR UPDATE;
-    IF NOT FOUND THEN
+    IF v_row.status IS DISTINCT FROM 'processing' THEN
         RAISE EXCEPTION 'this call does not own the claim' USING ERRCODE = 'P4012',
             DETAIL = 'The lease was lost, the claim id is not the current one, or the intent is settled already.',
             HINT = 'There is nothing to give back.';

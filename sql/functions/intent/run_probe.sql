@@ -23,6 +23,7 @@ BEGIN
         WHEN 'jsonb'::regtype THEN v_answer::jsonb
         ELSE jsonb_build_object('verdict', v_answer) END;
     IF v_result ->> 'verdict' IN ('succeeded', 'not_done') THEN
+        PERFORM (v_result ->> 'response_code')::int; -- nonsense in it is caught here, not raised to every claim
         RETURN v_result;
     END IF;
     RETURN jsonb_build_object('verdict', 'unknown', 'reason', 'the probe could not tell');

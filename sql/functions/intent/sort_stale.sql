@@ -6,7 +6,7 @@ RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_probe jsonb;
     v_class text;
-    v_now timestamptz := once.clock();
+    v_answer jsonb;
 BEGIN
     IF p_policy.stale = 'probe' THEN
         v_probe := once.run_probe(p_policy.probe, p_row.tenant, p_row.scope, p_row.key);
@@ -20,12 +20,13 @@ BEGIN
     IF v_class = 'safe_to_retry' THEN
         RETURN v_class;
     END IF;
+    v_answer := CASE v_class WHEN 'already_succeeded' THEN v_probe END; -- what is not done has made nothing
     PERFORM once.finish_row(p_row, p_policy,
         CASE v_class WHEN 'already_succeeded' THEN 'succeeded' WHEN 'abandoned' THEN 'failed_final'
              ELSE 'uncertain' END::once.intent_status,
         p_actor, v_class, v_probe ->> 'reason',
-        p_response_code => (v_probe ->> 'response_code')::int,
-        p_result_type => v_probe ->> 'result_type', p_result_id => v_probe ->> 'result_id',
+        p_response_code => (v_answer ->> 'response_code')::int,
+        p_result_type => v_answer ->> 'result_type', p_result_id => v_answer ->> 'result_id',
         p_failure_code => CASE v_class WHEN 'abandoned' THEN 'abandoned' WHEN 'manual_review' THEN 'lease_expired' END,
         p_failure_message => CASE v_class
             WHEN 'abandoned' THEN 'the lease ended and the attempts are used up; no outcome was recorded'

@@ -10,6 +10,7 @@ RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_
 DECLARE
     v_stash text := current_setting('once.claims', true);
     v_at int := strpos(v_stash, p_claim_id::text);
+    v_lock bigint := once.lock_key(p_tenant, p_scope, p_key);
     v_response text;
     v_now timestamptz := once.clock();
     v_expires timestamptz;
@@ -21,11 +22,11 @@ BEGIN
         RAISE EXCEPTION 'the response is larger than 16 MiB'
             USING ERRCODE = 'P4005', HINT = 'Store a reference (result_type, result_id) and rebuild the answer from it.';
     END IF;
-    -- The stash entry proves that this transaction made the claim and still has the lock. While it has,
-    -- and with a snapshot taken after it got it, nobody can come between NOT EXISTS and INSERT. An older
-    -- snapshot (REPEATABLE READ) takes the other path, where ON CONFLICT guards.
-    IF v_at > 0 AND substr(v_stash, v_at + 36, 16) = lpad(to_hex(once.lock_key(p_tenant, p_scope, p_key)), 16, '0')
-       AND current_setting('transaction_isolation') = 'read committed' THEN
+    -- The stash entry says that this transaction made the claim; the lock came with it, and taking it again
+    -- is free. While we have it, and with a snapshot taken after we got it, nobody can come between
+    -- NOT EXISTS and INSERT. An older snapshot (REPEATABLE READ) takes the other path, where ON CONFLICT guards.
+    IF v_at > 0 AND substr(v_stash, v_at + 36, 16) = lpad(to_hex(v_lock), 16, '0')
+       AND current_setting('transaction_isolation') = 'read committed' AND pg_try_advisory_xact_lock(v_lock) THEN
         v_stash := substr(v_stash, v_at + 52);
         v_expires := v_now + nullif(split_part(substr(v_stash, 65), '|', 1), '')::interval;
         v_response := split_part(v_stash, '|', 3);

@@ -1,0 +1,68 @@
+//! Ratios to the bare limit, and to the usual way of doing it, measured side by side. See bench/README.md.
+
+mod measure;
+mod scenarios;
+mod work;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+/// Prints what a protected write costs against an unprotected one.
+#[derive(Debug, Parser)]
+pub struct Arguments {
+    /// Which scenarios: write, delay, replay, storm, cpu, cost, growth. All if none is named.
+    scenarios: Vec<String>,
+    /// Seconds a contender runs in each round.
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Rounds; contenders take turns in each.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// The largest table of the growth scenario.
+    #[arg(long, default_value_t = 10_000_000)]
+    rows_max: u64,
+    /// A PostgreSQL to measure on; a private one is started where none is given. The schema bench in it is replaced.
+    #[arg(long, env = "BENCH_DATABASE_URL")]
+    database_url: Option<String>,
+}
+
+impl Arguments {
+    fn window(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    fn wants(&self, scenario: &str) -> bool {
+        self.scenarios.is_empty() || self.scenarios.iter().any(|wanted| wanted == scenario)
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let (url, _cluster) = scenarios::database(&arguments).await.context("no database to measure on")?;
+    scenarios::prepare(&url).await?;
+    if arguments.wants("write") {
+        scenarios::write(&arguments, &url).await?;
+    }
+    if arguments.wants("delay") {
+        scenarios::delay(&arguments, &url).await?;
+    }
+    if arguments.wants("replay") {
+        scenarios::replay(&arguments, &url).await?;
+    }
+    if arguments.wants("storm") {
+        scenarios::storm(&arguments, &url).await?;
+    }
+    if arguments.wants("cpu") {
+        scenarios::cpu(&arguments, &url).await?;
+    }
+    if arguments.wants("cost") {
+        scenarios::cost(&url).await?;
+    }
+    if arguments.wants("growth") {
+        scenarios::growth(&arguments, &url).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! Faults on the wire: a proxy that knows where COMMIT is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Where the proxy cuts the next connection that sends COMMIT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Cut {
+    /// Nowhere.
+    Never = 0,
+    /// COMMIT does not arrive at the server.
+    BeforeCommit = 1,
+    /// COMMIT arrives and is carried out; only its answer is lost.
+    AnswerOfCommit = 2,
+}
+
+/// A proxy before PostgreSQL, on loopback, armed with one cut at a time.
+#[derive(Debug)]
+pub struct FaultProxy {
+    port: u16,
+    armed: Arc<AtomicU8>,
+    fired: Arc<AtomicUsize>,
+}
+
+impl FaultProxy {
+    /// A proxy before the server of a URL.
+    pub async fn before(url: &str) -> Self {
+        let config: tokio_postgres::Config = url.parse().unwrap();
+        let upstream = config.get_ports()[0];
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Self { port: listener.local_addr().unwrap().port(), armed: Arc::default(), fired: Arc::default() };
+        let (armed, fired) = (Arc::clone(&proxy.armed), Arc::clone(&proxy.fired));
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (armed, fired) = (Arc::clone(&armed), Arc::clone(&fired));
+                tokio::spawn(async move {
+                    let Ok(server) = TcpStream::connect(("127.0.0.1", upstream)).await else { return };
+                    let (client_read, client_write) = client.into_split();
+                    let (server_read, server_write) = server.into_split();
+                    // Either side's end is the end of both: the halves are dropped with the select.
+                    tokio::select! {
+                        () = to_server(client_read, server_write, &armed, &fired) => {}
+                        () = to_client(server_read, client_write) => {}
+                    }
+                });
+            }
+        });
+        proxy
+    }
+
+    /// The URL, through the proxy.
+    #[must_use]
+    pub fn url(&self, url: &str) -> String {
+        let config: tokio_postgres::Config = url.parse().unwrap();
+        let through = url.replacen(&format!(":{}/", config.get_ports()[0]), &format!(":{}/", self.port), 1);
+        assert_ne!(through, url, "the URL names its port");
+        format!("{through}{}sslmode=disable", if through.contains('?') { "&" } else { "?" })
+    }
+
+    /// Arms one cut.
+    pub fn arm(&self, cut: Cut) {
+        self.armed.store(cut as u8, Ordering::SeqCst);
+    }
+
+    /// How many cuts happened. A fault that was armed and never fired fails its test.
+    #[must_use]
+    pub fn fired(&self) -> usize {
+        self.fired.load(Ordering::SeqCst)
+    }
+}
+
+/// Forwards message by message, so that COMMIT is found wherever it stands in a chunk.
+async fn to_server(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, armed: &AtomicU8, fired: &AtomicUsize) {
+    // The startup packet has no type byte.
+    let Ok(length) = client.read_u32().await else { return };
+    let mut startup = vec![0; length as usize - 4];
+    if client.read_exact(&mut startup).await.is_err() || server.write_u32(length).await.is_err() {
+        return;
+    }
+    if server.write_all(&startup).await.is_err() {
+        return;
+    }
+    loop {
+        let Ok(kind) = client.read_u8().await else { return };
+        let Ok(length) = client.read_u32().await else { return };
+        let mut body = vec![0; length as usize - 4];
+        if client.read_exact(&mut body).await.is_err() {
+            return;
+        }
+        let commit = kind == b'Q' && body == b"COMMIT\0";
+        let cut = if commit { armed.swap(Cut::Never as u8, Ordering::SeqCst) } else { Cut::Never as u8 };
+        if cut == Cut::BeforeCommit as u8 {
+            fired.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        let mut message = vec![kind];
+        message.extend_from_slice(&length.to_be_bytes());
+        message.extend_from_slice(&body);
+        if server.write_all(&message).await.is_err() {
+            return;
+        }
+        if cut == Cut::AnswerOfCommit as u8 {
+            fired.fetch_add(1, Ordering::SeqCst);
+            // The client is cut off at once; the server keeps its side until it has read what was sent.
+            tokio::spawn(async move {
+                let _ = server.shutdown().await;
+            });
+            return;
+        }
+    }
+}
+
+async fn to_client(mut server: OwnedReadHalf, mut client: OwnedWriteHalf) {
+    let _ = tokio::io::copy(&mut server, &mut client).await;
+}
