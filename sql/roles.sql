@@ -33,7 +33,7 @@ BEGIN
         END IF;
     END IF;
     -- Everything below belongs to the schema's owner, whoever migrates.
-    EXECUTE format('SET LOCAL ROLE %I', (SELECT n.nspowner::regrole::text FROM pg_catalog.pg_namespace n WHERE n.nspname = 'once'));
+    EXECUTE format('SET LOCAL ROLE %I', (SELECT pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'once'));
 END $$;
 CREATE TABLE IF NOT EXISTS once.migration (
     version    int PRIMARY KEY,

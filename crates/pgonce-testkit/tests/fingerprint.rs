@@ -60,53 +60,11 @@ async fn rust_and_sql_agree_on_random_json() {
         let tree = (document(), text(), text()).new_tree(&mut runner).unwrap();
         let (value, operation, version) = tree.current();
         let row = client.query_one(&sql, &[&value.to_string(), &operation, &version]).await.unwrap();
-        let canonical = serde_json_canonical(&value);
+        let canonical = serde_json_canonicalizer::to_string(&value).unwrap();
         assert_eq!(row.get::<_, &str>(1), canonical, "canonical form of {value}");
         let ours = pgonce::fingerprint(&value, &operation, &version).unwrap();
         assert_eq!(row.get::<_, &[u8]>(0), ours.0, "fingerprint of {value}");
     }
-}
-
-/// The crate's canonical form is not public; its fingerprint over the form's bytes is.
-fn serde_json_canonical(value: &Value) -> String {
-    match value {
-        Value::Array(items) => format!("[{}]", items.iter().map(serde_json_canonical).collect::<Vec<_>>().join(",")),
-        Value::Object(members) => {
-            let mut members: Vec<_> = members.iter().collect();
-            members.sort_by(|one, other| one.0.encode_utf16().cmp(other.0.encode_utf16()));
-            let members: Vec<String> = members
-                .into_iter()
-                .map(|(key, value)| format!("{}:{}", json!(key), serde_json_canonical(value)))
-                .collect();
-            format!("{{{}}}", members.join(","))
-        }
-        Value::Number(number) => ecmascript(number.as_f64().unwrap()),
-        other => other.to_string(),
-    }
-}
-
-/// ECMAScript's Number::toString, from the shortest digits that Rust prints.
-fn ecmascript(float: f64) -> String {
-    if float == 0.0 {
-        return "0".into();
-    }
-    let sign = if float < 0.0 { "-" } else { "" };
-    let scientific = format!("{:e}", float.abs());
-    let (digits, exponent) = scientific.split_once('e').unwrap();
-    let digits: String = digits.chars().filter(|character| *character != '.').collect();
-    let (k, n) = (digits.len() as i32, exponent.parse::<i32>().unwrap() + 1);
-    let zeros = |count: i32| "0".repeat(count as usize);
-    let text = if k <= n && n <= 21 {
-        format!("{digits}{}", zeros(n - k))
-    } else if 0 < n && n <= 21 {
-        format!("{}.{}", &digits[..n as usize], &digits[n as usize..])
-    } else if -6 < n && n <= 0 {
-        format!("0.{}{digits}", zeros(-n))
-    } else {
-        let point = if k == 1 { String::new() } else { format!(".{}", &digits[1..]) };
-        format!("{}{point}e{}{}", &digits[..1], if n > 0 { "+" } else { "-" }, (n - 1).abs())
-    };
-    format!("{sign}{text}")
 }
 
 #[tokio::test]

@@ -18,10 +18,10 @@ BEGIN
     END IF;
     SELECT * INTO v_row FROM once.intent i
         WHERE i.tenant = p_tenant AND i.scope = p_scope AND i.key = p_key FOR UPDATE;
-    IF NOT FOUND OR v_row.status IN ('succeeded', 'failed_final')
+    IF NOT FOUND OR once.is_gone(v_row, once.clock()) OR v_row.status IN ('succeeded', 'failed_final')
        OR (v_row.status = 'processing' AND v_row.locked_until > once.clock()) THEN
         RAISE EXCEPTION 'there is nothing to settle' USING ERRCODE = 'P4013',
-            DETAIL = CASE WHEN v_row.claim_id IS NULL THEN 'No such intent.'
+            DETAIL = CASE WHEN v_row.claim_id IS NULL OR once.is_gone(v_row, once.clock()) THEN 'No such intent.'
                           WHEN v_row.status = 'processing' THEN 'Its lease is still running.'
                           ELSE 'It has its outcome already.' END,
             HINT = 'pgonce intents show tells its state.';

@@ -7,8 +7,11 @@ CREATE OR REPLACE FUNCTION once.check_probe(p_probe text) RETURNS void LANGUAGE 
 DECLARE
     v_proc pg_catalog.pg_proc;
 BEGIN
-    SELECT p.* INTO v_proc FROM pg_proc p WHERE p.oid = to_regproc(p_probe);
-    IF NOT FOUND THEN
+    BEGIN
+        SELECT p.* INTO v_proc FROM pg_proc p WHERE p.oid = to_regproc(p_probe);
+    EXCEPTION WHEN invalid_name OR syntax_error OR feature_not_supported THEN NULL; -- what is no name names nothing
+    END;
+    IF v_proc.oid IS NULL THEN
         RAISE EXCEPTION 'policy probe names no function, or several' USING ERRCODE = 'P4020',
             HINT = 'Write schema.function; it must exist when the scope is defined.';
     END IF;

@@ -1,0 +1,40 @@
+# make up: everything on this machine. make test: every test. make bench: the ratios. make check: linters.
+
+.PHONY: up build setup lint check test test-matrix test-pgbouncer bench
+
+# The demo runs until Ctrl-C; DATABASE_URL uses your own PostgreSQL in place of a private one.
+up: build
+	target/release/pgonce up --demo
+
+build:
+	@scripts/setup.sh rust
+	cargo build --release --locked -p pgonce-cli
+
+setup:
+	@scripts/setup.sh rust postgresql languages
+
+lint:
+	@scripts/setup.sh rust
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+
+check: lint
+	@scripts/setup.sh cargo-deny
+	cargo deny --all-features check bans licenses sources
+	@cargo deny --all-features check advisories || { \
+	  echo "advisories were not checked, or found something: see above"; test -n "$$OFFLINE"; }
+
+test: setup
+	cargo test --workspace --all-features --locked
+
+# The suite on each supported version of PostgreSQL, then once through PgBouncer in transaction mode.
+test-matrix: setup
+	@scripts/test-matrix.sh 14 15 16 17 18
+	@$(MAKE) test-pgbouncer
+
+test-pgbouncer: setup
+	@scripts/setup.sh pgbouncer
+	PGONCE_TEST_PGBOUNCER=1 cargo test --locked -p pgonce-testkit --test concurrency --test run --test contract
+
+bench: setup
+	cargo run --release --locked -p pgonce-bench

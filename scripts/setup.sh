@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Installs what is missing on a bare machine, where it may (root or password-less sudo); otherwise prints
+# the exact command and fails. Usage: scripts/setup.sh rust|postgresql|languages|pgbouncer|cargo-deny …
+set -euo pipefail
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then sudo -n "$@"
+  else return 1; fi
+}
+
+install() { # install WHAT PACKAGE…
+  local what=$1; shift
+  echo "setup: installing $what ($*)" >&2
+  if command -v apt-get >/dev/null && as_root true 2>/dev/null; then
+    export DEBIAN_FRONTEND=noninteractive
+    as_root apt-get update -qq && as_root apt-get install -y -qq "$@" >&2 && return 0
+  fi
+  echo "setup: $what is missing. Install it, for example:" >&2
+  echo "    sudo apt-get install $*        (Debian, Ubuntu)" >&2
+  echo "    brew install ${BREW:-$*}        (macOS)" >&2
+  exit 1
+}
+
+have_postgres() {
+  [ -n "${PGONCE_PG_BIN:-}" ] && return 0
+  command -v initdb >/dev/null && return 0
+  for dir in /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin /usr/local/opt/postgresql@*/bin; do
+    [ -x "$dir/initdb" ] && return 0
+  done
+  return 1
+}
+
+for part in "$@"; do
+  case $part in
+    rust)
+      command -v cargo >/dev/null || { [ -x "$HOME/.cargo/bin/cargo" ] && echo "setup: add $HOME/.cargo/bin to PATH" >&2; }
+      command -v cargo >/dev/null || { echo "setup: Rust 1.94 or newer is missing: install it with rustup" >&2; exit 1; }
+      command -v cc >/dev/null || BREW=gcc install "a C linker" gcc libc6-dev ;;
+    postgresql)
+      # Binaries only: the suite runs its own private servers. A cluster of the distribution's is not wanted.
+      if ! have_postgres; then
+        if [ "$(id -u)" = 0 ] && [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+          mkdir -p /etc/postgresql-common && echo "create_main_cluster = false" > /etc/postgresql-common/createcluster.conf
+        fi
+        BREW=postgresql@17 install "PostgreSQL" postgresql postgresql-client
+      fi
+      command -v psql >/dev/null || ls /usr/lib/postgresql/*/bin/psql >/dev/null 2>&1 || BREW=libpq install "psql" postgresql-client ;;
+    languages)
+      skip=",${SKIP_EXAMPLES:-},"
+      case $skip in *,python,*) ;; *) python3 -c 'import venv, ensurepip' 2>/dev/null || BREW=python install "Python with venv" python3 python3-venv ;; esac
+      case $skip in *,node,*) ;; *) command -v npm >/dev/null || BREW=node install "Node.js" nodejs npm ;; esac
+      case $skip in *,go,*) ;; *) command -v go >/dev/null || BREW=go install "Go" golang ;; esac ;;
+    pgbouncer)
+      command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || install "PgBouncer" pgbouncer ;;
+    cargo-deny)
+      cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny ;;
+    *) echo "setup: unknown part $part" >&2; exit 2 ;;
+  esac
+done
