@@ -32,4 +32,11 @@ BEGIN
             END LOOP;
         END IF;
     END LOOP;
+    -- The opt-in for the direct statements (sql/direct): the straight path without function calls.
+    IF EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.rolname = 'once_direct') THEN
+        GRANT USAGE ON SCHEMA once TO once_direct;
+        GRANT SELECT, INSERT ON once.intent TO once_direct;
+        GRANT SELECT ON once.scope TO once_direct;
+        GRANT EXECUTE ON FUNCTION once.clock(), once.lock_key(text, text, text), once.policy(text, text) TO once_direct;
+    END IF;
 END $$;

@@ -2,12 +2,15 @@
 -- run these lines once, and the next migrate uses them:
 --   CREATE ROLE once_owner NOLOGIN;  CREATE ROLE once_app NOLOGIN;
 --   CREATE ROLE once_ops NOLOGIN;    CREATE ROLE once_reader NOLOGIN;
+--   CREATE ROLE once_direct NOLOGIN;
 --   GRANT once_owner TO <the role that migrates>;
 DO $$
 DECLARE
     v_role text;
+    -- From PostgreSQL 16 on, who makes a role is its administrator, and a member, but may not become it.
+    v_become text := CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END;
 BEGIN
-    FOREACH v_role IN ARRAY ARRAY['once_owner', 'once_app', 'once_ops', 'once_reader'] LOOP
+    FOREACH v_role IN ARRAY ARRAY['once_owner', 'once_app', 'once_ops', 'once_reader', 'once_direct'] LOOP
         IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.rolname = v_role) THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
@@ -18,7 +21,7 @@ BEGIN
         END IF;
     END LOOP;
     IF EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.rolname = 'once_owner')
-       AND NOT pg_has_role(current_user, 'once_owner', 'MEMBER') THEN
+       AND NOT pg_has_role(current_user, 'once_owner', v_become) THEN
         BEGIN
             EXECUTE format('GRANT once_owner TO %I', current_user);
         EXCEPTION WHEN insufficient_privilege THEN NULL;
@@ -26,7 +29,7 @@ BEGIN
     END IF;
     IF to_regnamespace('once') IS NULL THEN
         IF EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.rolname = 'once_owner')
-           AND pg_has_role(current_user, 'once_owner', 'MEMBER') THEN
+           AND pg_has_role(current_user, 'once_owner', v_become) THEN
             CREATE SCHEMA once AUTHORIZATION once_owner;
         ELSE
             CREATE SCHEMA once;

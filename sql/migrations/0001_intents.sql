@@ -64,10 +64,9 @@ CREATE TABLE once.intent (
 );
 -- Purge walks this, oldest first.
 CREATE INDEX intent_expires_at ON once.intent (expires_at) WHERE expires_at IS NOT NULL;
--- Recovery walks these. Atomic rows are born terminal and never enter them; renewals stay HOT, because
--- the lease's end is in no index.
-CREATE INDEX intent_processing ON once.intent (created_at) WHERE status = 'processing';
-CREATE INDEX intent_uncertain ON once.intent (created_at) WHERE status = 'uncertain';
+-- Recovery and operators walk this: what is not over. Atomic rows are born terminal and never enter it;
+-- renewals stay HOT, because the lease's end is in no index.
+CREATE INDEX intent_open ON once.intent (status, created_at) WHERE status IN ('processing', 'uncertain');
 
 CREATE SEQUENCE once.fence_seq;
 

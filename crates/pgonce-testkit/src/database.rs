@@ -33,6 +33,7 @@ pub struct TestDb {
     name: String,
     url: String,
     pgbouncer: Option<String>,
+    direct: Option<bool>,
 }
 
 impl TestDb {
@@ -61,7 +62,14 @@ impl TestDb {
         admin.batch_execute(&format!("CREATE DATABASE {name} TEMPLATE once_template")).await.unwrap();
         let url = shared_url(&name);
         let pgbouncer = std::env::var("PGONCE_TEST_PGBOUNCER").ok().map(|_| bouncer::url(&name));
-        Self { name, url, pgbouncer }
+        Self { name, url, pgbouncer, direct: None }
+    }
+
+    /// Makes [`TestDb::once`] go through one door: the direct statements, or the functions.
+    #[must_use]
+    pub fn through(mut self, direct: bool) -> Self {
+        self.direct = Some(direct);
+        self
     }
 
     /// Where applications connect: PostgreSQL, or the pooler before it.
@@ -95,6 +103,7 @@ impl TestDb {
     /// The crate, with other settings.
     pub async fn once_with(&self, change: impl FnOnce(&mut Settings)) -> Once {
         let mut settings = Settings::from_url(self.url());
+        settings.direct = self.direct;
         change(&mut settings);
         Once::with_settings(settings).await.unwrap()
     }

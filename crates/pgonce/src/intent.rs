@@ -11,7 +11,9 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use crate::claim::{Answer, Claim, ClaimOptions, ClaimWire, IntentName, Mode, interval};
+use crate::direct::{Policy, claim_parameters, read_claim};
 use crate::error::Failure;
+use crate::pool::Connection;
 use crate::retry::{Budget, RetryPolicy};
 use crate::sql::{Call, ClaimRow};
 use crate::sqlstate::Verdict;
@@ -189,8 +191,12 @@ impl<'a> Intent<'a> {
         };
         let started = Instant::now();
         let wire = ClaimWire::new(&self.options);
-        let row = match Tx::begin(&connection, self.begin(), &self.name, &wire).await {
-            Ok(row) => row,
+        let direct = match self.direct(&connection).await {
+            Ok(direct) => direct,
+            Err(error) => return self.refused(error.into(), started.elapsed()),
+        };
+        let (row, direct) = match Tx::begin(&connection, self.begin(), &self.name, &wire, direct).await {
+            Ok(claimed) => claimed,
             Err(error) => {
                 tx::rollback(connection).await;
                 return self.refused(error.into(), started.elapsed());
@@ -204,7 +210,7 @@ impl<'a> Intent<'a> {
             return Ok(Step::Done(self.settled_before(claim)));
         };
         let claim_id = owned.claim_id;
-        let tx = Tx::new(connection, owned.name, claim_id, owned.attempt);
+        let tx = Tx::new(connection, owned.name, claim_id, owned.attempt, direct);
         match effect(tx.handle()).await {
             Ok(value) => {
                 let body = match serde_json::to_vec(&value) {
@@ -217,6 +223,10 @@ impl<'a> Intent<'a> {
                 match tx.commit(body).await {
                     Ended::Committed => Ok(self.executed(value)),
                     Ended::Refused(error) => self.refused(error.into(), started.elapsed()),
+                    Ended::Overtaken => Ok(Step::again(Error::FailedRetryable {
+                        code: "40001".into(),
+                        message: "another transaction settled this intent first".into(),
+                    })),
                     Ended::Leaked => Err(Error::Invalid(
                         "the effect kept its transaction beyond its end; nothing was committed".into(),
                     )),
@@ -230,6 +240,14 @@ impl<'a> Intent<'a> {
                 tx.rollback().await;
                 self.failed(failure).await
             }
+        }
+    }
+
+    /// The scope's rules, where the straight path may go without function calls.
+    async fn direct(&self, connection: &Connection) -> Result<Option<Policy>, tokio_postgres::Error> {
+        match &self.once.shared.direct {
+            Some(policies) if self.options.wait.is_none() => policies.straight(connection, &self.name).await,
+            _ => Ok(None),
         }
     }
 
@@ -339,13 +357,10 @@ impl<'a> Intent<'a> {
         }
         let Ok(connection) = self.once.connection().await else { return Ok(Step::Start) };
         let started = Instant::now();
-        let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
-            (&self.name.scope, Type::TEXT),
-            (&self.name.key, Type::TEXT),
-            (&self.name.fingerprint, Type::BYTEA),
-            (&self.name.tenant, Type::TEXT),
-        ];
-        let row = match connection.call(Call::Peek, &parameters).await {
+        // Outside a transaction the direct claim is a read: its lock ends with its statement.
+        let asked = if self.once.shared.direct.is_some() { Call::DirectClaim } else { Call::Peek };
+        let row = match connection.call(asked, &claim_parameters(&self.name)).await {
+            Ok(row) if asked == Call::DirectClaim => read_claim(&row)?.unwrap_or_default(),
             Ok(row) => ClaimRow::read(&row)?,
             Err(error) => return self.refused(error.into(), started.elapsed()),
         };

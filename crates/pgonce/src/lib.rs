@@ -27,6 +27,7 @@
 //! functions in the schema `once`: this crate calls them.
 
 mod claim;
+mod direct;
 mod error;
 mod fingerprint;
 mod intent;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use deadpool::managed::{PoolError, Timeouts};
 use tokio_postgres::types::{ToSql, Type};
 
+use crate::direct::Policies;
 use crate::intent::Intent;
 use crate::observe::Tally;
 use crate::pool::{Connector, Manager, Pool, Pooled};
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) settings: Settings,
     pub(crate) tally: Tally,
+    /// Set where the login may use the direct statements.
+    pub(crate) direct: Option<Policies>,
     breaker: Breaker,
     seen: Seen,
 }
@@ -57,15 +60,25 @@ impl Once {
             .build()
             .map_err(|error| Error::Invalid(format!("the pool cannot be built: {error}")))?;
         let every = settings.tally_every;
+        let connection = pool.get().await.map_err(|error| match error {
+            PoolError::Backend(error) => Error::Database(error),
+            error => Error::Invalid(format!("no connection: {error}")),
+        })?;
+        migrate::check(&connection.client).await?;
+        let direct = match settings.direct {
+            Some(direct) => direct,
+            None => may_go_direct(&connection.client).await?,
+        };
+        drop(connection);
         let shared = Arc::new(Shared {
             pool,
             settings,
             tally: Tally::default(),
+            direct: direct.then(Policies::default),
             breaker: Breaker::new(5, Duration::from_secs(1)),
             seen: Seen::default(),
         });
         let once = Self { shared };
-        migrate::check(&once.connection().await?.client).await?;
         if !every.is_zero() {
             once.flush_tallies(every);
         }
@@ -142,6 +155,13 @@ impl Once {
             }
         });
     }
+}
+
+/// The privileges that the role `once_direct` gives.
+async fn may_go_direct(client: &tokio_postgres::Client) -> Result<bool, Error> {
+    let sql = "SELECT has_table_privilege('once.intent', 'SELECT') AND has_table_privilege('once.intent', 'INSERT')
+                  AND has_table_privilege('once.scope', 'SELECT') AND has_function_privilege('once.policy(text, text)', 'EXECUTE')";
+    Ok(client.query_typed_one(sql, &[]).await?.try_get(0)?)
 }
 
 /// The pool, at a moment.

@@ -108,6 +108,20 @@ impl Connection {
         self.client.query_one(statement, &values).await
     }
 
+    /// The same for a statement that returns no row: how many it touched.
+    pub(crate) async fn execute(
+        &self,
+        call: Call,
+        parameters: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<u64, tokio_postgres::Error> {
+        if self.pgbouncer {
+            return self.client.execute_typed(sql::text(call, true), parameters).await;
+        }
+        let statement = self.statement(call).await?;
+        let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();
+        self.client.execute(statement, &values).await
+    }
+
     /// Prepares what is going to be called, so that pipelining has nothing to wait for.
     pub(crate) async fn warm(&self, call: Call) -> Result<(), tokio_postgres::Error> {
         if !self.pgbouncer {

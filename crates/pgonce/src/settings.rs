@@ -30,6 +30,9 @@ pub struct Settings {
     pub retry: RetryPolicy,
     /// A pooler in transaction mode is between: no named prepared statements, no session settings.
     pub pgbouncer: bool,
+    /// Whether the straight path goes without function calls (`sql/direct/`), which needs the role
+    /// `once_direct`. None: where the login may.
+    pub direct: Option<bool>,
     /// How often counts of answers are flushed into the database (for the suppression rate); zero: never.
     pub tally_every: Duration,
     /// What operators see as the claimer of a leased intent.
@@ -50,6 +53,7 @@ impl Settings {
             idle_in_transaction_timeout: Duration::from_secs(60),
             retry: RetryPolicy::default(),
             pgbouncer: false,
+            direct: None,
             tally_every: Duration::from_secs(10),
             claimed_by: None,
         }

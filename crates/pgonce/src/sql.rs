@@ -4,7 +4,7 @@ use tokio_postgres::types::{FromSql, Kind, Type};
 use uuid::Uuid;
 
 /// A function of the protocol.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     Claim,
     Peek,
@@ -15,10 +15,13 @@ pub(crate) enum Call {
     Release,
     Resolve,
     Tally,
+    DirectPolicy,
+    DirectClaim,
+    DirectComplete,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 9;
+    pub(crate) const COUNT: usize = 12;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -44,6 +47,9 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::Release, _) => "SELECT once.release($1, $2, $3, $4)",
         (Call::Resolve, _) => "SELECT once.resolve($1, $2, $3, $4::text::interval, $5)",
         (Call::Tally, _) => "SELECT once.tally($1, $2, $3)",
+        (Call::DirectPolicy, _) => include_str!("../../../sql/direct/policy.sql"),
+        (Call::DirectClaim, _) => include_str!("../../../sql/direct/claim.sql"),
+        (Call::DirectComplete, _) => include_str!("../../../sql/direct/complete.sql"),
     }
 }
 
@@ -71,6 +77,22 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::Release => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT],
         Call::Resolve => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT],
         Call::Tally => &[Type::TEXT, Type::JSONB, Type::TEXT],
+        Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
+        Call::DirectClaim => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
+        Call::DirectComplete => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::BYTEA,
+            Type::TEXT,
+            Type::UUID,
+            Type::INT8,
+            Type::INT8,
+            Type::INT4,
+            Type::JSONB,
+            Type::BYTEA,
+            Type::TEXT,
+            Type::TEXT,
+        ],
     }
 }
 

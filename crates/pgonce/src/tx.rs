@@ -9,6 +9,7 @@ use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use crate::claim::{Answer, ClaimWire, IntentName, succeed_parameters};
+use crate::direct::{DirectClaim, Policy, claim_parameters, is_overtaken, read_claim};
 use crate::pool::Pooled;
 use crate::sql::{Call, ClaimRow};
 use crate::sqlstate::is_disconnect;
@@ -27,6 +28,8 @@ struct Inner {
     name: IntentName,
     claim_id: Uuid,
     attempt: u32,
+    /// Set where the claim was made directly: the completion is then, too.
+    direct: Option<DirectClaim>,
     answer: Mutex<Answer>,
 }
 
@@ -36,6 +39,8 @@ pub(crate) enum Ended {
     Committed,
     /// The server said no: everything is rolled back.
     Refused(tokio_postgres::Error),
+    /// A rival settled the intent first: rolled back, and the next claim replays.
+    Overtaken,
     /// The effect kept its handle: the connection was closed with the transaction open.
     Leaked,
     /// The connection broke after COMMIT was sent, or the server warned: only the row knows.
@@ -94,17 +99,34 @@ impl Tx {
         begin: &str,
         name: &IntentName,
         wire: &ClaimWire,
-    ) -> Result<ClaimRow, tokio_postgres::Error> {
+        direct: Option<Policy>,
+    ) -> Result<(ClaimRow, Option<DirectClaim>), tokio_postgres::Error> {
         connection.dirty.store(true, Ordering::SeqCst);
         // `join` polls in order: BEGIN is on the wire before the claim.
-        let (begun, claimed) =
-            join(connection.client.batch_execute(begin), connection.call(Call::Claim, &wire.parameters(name))).await;
+        let begun = connection.client.batch_execute(begin);
+        if let Some(policy) = direct {
+            let parameters = claim_parameters(name);
+            let (begun, claimed) = join(begun, connection.call(Call::DirectClaim, &parameters)).await;
+            begun?;
+            if let Some(row) = read_claim(&claimed?)? {
+                return Ok((row, Some(DirectClaim { policy })));
+            }
+            let claimed = connection.call(Call::Claim, &wire.parameters(name)).await?;
+            return Ok((ClaimRow::read(&claimed)?, None));
+        }
+        let (begun, claimed) = join(begun, connection.call(Call::Claim, &wire.parameters(name))).await;
         begun?;
-        ClaimRow::read(&claimed?)
+        Ok((ClaimRow::read(&claimed?)?, None))
     }
 
-    pub(crate) fn new(connection: Pooled, name: IntentName, claim_id: Uuid, attempt: u32) -> Self {
-        Self(Arc::new(Inner { connection, name, claim_id, attempt, answer: Mutex::default() }))
+    pub(crate) fn new(
+        connection: Pooled,
+        name: IntentName,
+        claim_id: Uuid,
+        attempt: u32,
+        direct: Option<DirectClaim>,
+    ) -> Self {
+        Self(Arc::new(Inner { connection, name, claim_id, attempt, direct, answer: Mutex::default() }))
     }
 
     /// The effect's handle.
@@ -112,27 +134,36 @@ impl Tx {
         Self(Arc::clone(&self.0))
     }
 
-    /// Completes and commits in one round trip. `succeed` also proves that the transaction was not aborted
-    /// before: an aborted one makes it fail (25P02), so a COMMIT that is in truth a ROLLBACK is never taken
-    /// for one (trap 10).
+    /// Completes and commits in one round trip. The completion also proves that the transaction was not
+    /// aborted before: an aborted one makes it fail (25P02), so a COMMIT that is in truth a ROLLBACK is never
+    /// taken for one (trap 10).
     pub(crate) async fn commit(self, body: Vec<u8>) -> Ended {
         // The connection is dirty still: whoever kept a handle keeps it out of the pool, and nothing commits.
-        let Some(Inner { connection, name, claim_id, answer, .. }) = Arc::into_inner(self.0) else {
+        let Some(Inner { connection, name, claim_id, direct, answer, .. }) = Arc::into_inner(self.0) else {
             return Ended::Leaked;
         };
         let mut answer = answer.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         answer.body = Some(body);
+        let call = if direct.is_some() { Call::DirectComplete } else { Call::Succeed };
         // Prepared before: pipelining a COMMIT behind a Parse would commit before the outcome is written.
-        if let Err(error) = connection.warm(Call::Succeed).await {
-            return if is_disconnect(&error) { Ended::Refused(error) } else { rollback_after(connection, error).await };
+        if let Err(error) = connection.warm(call).await {
+            rollback(connection).await;
+            return Ended::Refused(error);
         }
         connection.expect_no_warning();
         fail::fail_point!("pgonce::before_commit");
-        let parameters = succeed_parameters(&name, &claim_id, &answer);
-        let (succeeded, committed) =
-            join(connection.call(Call::Succeed, &parameters), connection.client.batch_execute("COMMIT")).await;
+        let commit = connection.client.batch_execute("COMMIT");
+        let (completed, committed) = if let Some(DirectClaim { policy }) = direct {
+            let answer = policy.kept(answer);
+            let parameters = policy.complete_parameters(&name, &claim_id, &answer);
+            join(connection.execute(call, &parameters), commit).await
+        } else {
+            let parameters = succeed_parameters(&name, &claim_id, &answer);
+            let (completed, committed) = join(connection.call(call, &parameters), commit).await;
+            (completed.map(|_| 1), committed)
+        };
         fail::fail_point!("pgonce::after_commit");
-        match (succeeded, committed) {
+        match (completed, committed) {
             (Ok(_), Ok(())) if connection.warned() => {
                 Ended::InDoubt("the server warned that the commit may not be durable on its standby".into())
             }
@@ -143,12 +174,12 @@ impl Tx {
             (Err(error), _) | (Ok(_), Err(error)) if is_disconnect(&error) => {
                 Ended::InDoubt("the connection was lost during COMMIT".into())
             }
-            (Err(error), Ok(())) => {
+            (Err(error), committed) => {
                 // The outcome was refused, the transaction aborted, and the COMMIT behind it rolled it back.
-                connection.dirty.store(false, Ordering::SeqCst);
-                Ended::Refused(error)
+                connection.dirty.store(committed.is_err(), Ordering::SeqCst);
+                if is_overtaken(&error) { Ended::Overtaken } else { Ended::Refused(error) }
             }
-            (Err(error), Err(_)) | (Ok(_), Err(error)) => Ended::Refused(error),
+            (Ok(_), Err(error)) => Ended::Refused(error),
         }
     }
 
@@ -165,11 +196,6 @@ pub(crate) async fn rollback(connection: Pooled) {
     if connection.client.batch_execute("ROLLBACK").await.is_ok() {
         connection.dirty.store(false, Ordering::SeqCst);
     }
-}
-
-async fn rollback_after(connection: Pooled, error: tokio_postgres::Error) -> Ended {
-    rollback(connection).await;
-    Ended::Refused(error)
 }
 
 impl Deref for Tx {

@@ -1,7 +1,3 @@
-//! Many at once on one key: one effect, a correct answer for everybody, waiters bounded.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop loudly")]
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +8,11 @@ use serde_json::json;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio_postgres::IsolationLevel;
+
+/// Which door this copy of the suite goes through.
+fn direct() -> bool {
+    module_path!().ends_with("direct")
+}
 
 const LEVELS: [IsolationLevel; 3] =
     [IsolationLevel::ReadCommitted, IsolationLevel::RepeatableRead, IsolationLevel::Serializable];
@@ -65,7 +66,7 @@ async fn race(db: &TestDb, callers: usize, level: IsolationLevel) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn atomic_callers_of_one_key_at_every_level() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     // Everybody waits for the winner: the default bound on waiters would refuse some of fifty.
     db.client()
         .await
@@ -81,7 +82,7 @@ async fn atomic_callers_of_one_key_at_every_level() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_keys_in_a_storm_have_one_effect_each() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once_with(|settings| settings.pool_max = 32).await;
     let history = Arc::new(History::default());
     let mut tasks = JoinSet::new();
@@ -109,7 +110,7 @@ async fn many_keys_in_a_storm_have_one_effect_each() {
 /// Leased callers whose effect shares the transaction with the fenced completion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leased_callers_of_one_key_at_every_level() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     db.client()
         .await
         .batch_execute("SELECT once.define_scope('leased', '{\"mode\": \"leased\", \"lease\": \"30s\"}')")
@@ -178,7 +179,7 @@ async fn leased(client: &tokio_postgres::Client, key: &str, level: &str) -> Resu
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_are_bounded_and_the_rest_is_refused() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let observer = db.client().await;
     observer
         .batch_execute("SELECT once.define_scope('bounded', '{\"waiters_max\": 3, \"wait_max\": \"1m\"}')")
@@ -210,7 +211,7 @@ async fn waiters_are_bounded_and_the_rest_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_ends_at_its_limit_and_leaves_lock_timeout_as_it_was() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let (winner, loser) = (db.client().await, db.client().await);
     winner.batch_execute("BEGIN; SELECT once.claim('s', 'k', sha256('x'))").await.unwrap();
     loser.batch_execute("SET lock_timeout = '1234ms'; BEGIN").await.unwrap();
@@ -228,7 +229,7 @@ async fn a_wait_ends_at_its_limit_and_leaves_lock_timeout_as_it_was() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolled_back_winner_hands_over_to_exactly_one_waiter() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let observer = db.client().await;
     let winner = db.client().await;
     winner.batch_execute("BEGIN; SELECT once.claim('race', 'k-heir', sha256('{\"key\":\"k-heir\"}'))").await.unwrap();
@@ -247,7 +248,7 @@ async fn a_rolled_back_winner_hands_over_to_exactly_one_waiter() {
 /// Trap 24: a rival commits between this transaction's look and its lock. The loser gets 40001, never 23505.
 #[tokio::test]
 async fn losing_at_the_very_end_is_a_serialization_failure() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     for level in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
         let (slow, fast) = (db.client().await, db.client().await);
         slow.batch_execute(&format!("BEGIN ISOLATION LEVEL {level}; SELECT 1")).await.unwrap();

@@ -1,7 +1,3 @@
-//! The crate's `run` and `run_leased`: outcomes, failures, retries, cancellation, small pools.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop loudly")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,6 +6,11 @@ use pgonce::{Error, Failure, Once, Outcome, RetryPolicy};
 use pgonce_testkit::{TestDb, eventually, lock_waiters};
 use serde_json::json;
 use tokio::sync::Notify;
+
+/// Which door this copy of the suite goes through.
+fn direct() -> bool {
+    module_path!().ends_with("direct")
+}
 
 async fn effect(tx: &pgonce::Tx, key: &str) -> Result<(), Failure> {
     let claim = tx.claim_id();
@@ -31,7 +32,7 @@ async fn simple(once: &Once, key: &str, payload: i64) -> Result<Outcome<i64>, Er
 
 #[tokio::test]
 async fn executed_then_replayed_then_refused_for_another_payload() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     assert_eq!(simple(&once, "k", 7).await.unwrap(), Outcome::Executed(7));
     assert_eq!(simple(&once, "k", 7).await.unwrap(), Outcome::Replayed(7), "by a read: this process has seen it");
@@ -45,7 +46,7 @@ async fn executed_then_replayed_then_refused_for_another_payload() {
 
 #[tokio::test]
 async fn a_refusal_is_recorded_and_its_effect_is_rolled_back() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     let refused = async |once: &Once| {
         once.intent("s", "k")
@@ -63,7 +64,7 @@ async fn a_refusal_is_recorded_and_its_effect_is_rolled_back() {
 
 #[tokio::test]
 async fn a_transient_failure_is_never_final() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     let policy = RetryPolicy { attempts_max: 2, ..RetryPolicy::default() };
     let tries = AtomicU32::new(0);
@@ -86,7 +87,7 @@ async fn a_transient_failure_is_never_final() {
 
 #[tokio::test]
 async fn serialization_failures_run_again_from_the_start() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     let tries = AtomicU32::new(0);
     let outcome = once
@@ -105,7 +106,7 @@ async fn serialization_failures_run_again_from_the_start() {
 
 #[tokio::test]
 async fn a_unique_violation_of_the_business_is_final() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     db.client()
         .await
         .batch_execute("CREATE TABLE public.thing (name text UNIQUE); INSERT INTO public.thing VALUES ('taken')")
@@ -126,7 +127,7 @@ async fn a_unique_violation_of_the_business_is_final() {
 /// Trap 10: an error that the effect swallows aborts the transaction; COMMIT then answers "ROLLBACK" as success.
 #[tokio::test]
 async fn a_swallowed_error_is_not_reported_as_done() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     let policy = RetryPolicy { attempts_max: 1, ..RetryPolicy::default() };
     let outcome = once
@@ -145,7 +146,7 @@ async fn a_swallowed_error_is_not_reported_as_done() {
 
 #[tokio::test]
 async fn a_dropped_future_leaves_nothing_half_open() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once_with(|settings| settings.pool_max = 1).await;
     let (reached, never) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let task = tokio::spawn({
@@ -175,7 +176,7 @@ async fn a_dropped_future_leaves_nothing_half_open() {
 
 #[tokio::test]
 async fn a_transaction_kept_beyond_its_effect_commits_nothing() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     let kept = std::sync::Mutex::new(None);
     let outcome = once
@@ -198,7 +199,7 @@ async fn a_transaction_kept_beyond_its_effect_commits_nothing() {
 
 #[tokio::test]
 async fn a_pool_of_one_is_enough_for_everything() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once_with(|settings| settings.pool_max = 1).await;
     assert_eq!(simple(&once, "k", 1).await.unwrap(), Outcome::Executed(1));
     assert_eq!(simple(&once, "k", 1).await.unwrap(), Outcome::Replayed(1));
@@ -211,7 +212,7 @@ async fn a_pool_of_one_is_enough_for_everything() {
 
 #[tokio::test]
 async fn an_exhausted_pool_refuses_in_time_and_says_so() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db
         .once_with(|settings| {
             settings.pool_max = 1;
@@ -246,7 +247,7 @@ async fn an_exhausted_pool_refuses_in_time_and_says_so() {
 
 #[tokio::test]
 async fn answers_that_are_not_kept_cannot_be_rebuilt_and_are_not_run_again() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     db.client().await.batch_execute("SELECT once.define_scope('s', '{\"response\": \"reference\"}')").await.unwrap();
     let once = db.once().await;
     let run = async || {
@@ -265,7 +266,7 @@ async fn answers_that_are_not_kept_cannot_be_rebuilt_and_are_not_run_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_is_renewed_while_the_work_runs() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     let (started, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let worker = tokio::spawn({
@@ -307,7 +308,7 @@ async fn a_lease_is_renewed_while_the_work_runs() {
 
 #[tokio::test]
 async fn a_lost_lease_stops_the_work_and_records_nothing() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let client = db.client().await;
     client
         .batch_execute(
@@ -337,7 +338,7 @@ async fn a_lost_lease_stops_the_work_and_records_nothing() {
 /// Trap 8: renewing behind our own completion would wait for ourselves.
 #[tokio::test]
 async fn the_heartbeat_is_not_in_the_way_of_the_completion() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once_with(|settings| settings.pool_max = 1).await;
     for turn in 0..20 {
         let outcome = once
@@ -359,7 +360,7 @@ async fn the_heartbeat_is_not_in_the_way_of_the_completion() {
 
 #[tokio::test]
 async fn leased_failures_are_recorded_under_the_fence() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     let failing = once
         .intent("s", "k")
@@ -377,7 +378,7 @@ async fn leased_failures_are_recorded_under_the_fence() {
 
 #[tokio::test]
 async fn counts_of_answers_reach_the_suppression_view() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     for _ in 0..4 {
         simple(&once, "k", 1).await.unwrap();
@@ -394,7 +395,7 @@ async fn counts_of_answers_reach_the_suppression_view() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_duplicate_waits_and_gets_the_winners_answer() {
-    let db = TestDb::new().await;
+    let db = TestDb::new().await.through(direct());
     let once = db.once().await;
     let (reached, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let winner = tokio::spawn({

@@ -1,0 +1,9 @@
+//! Many at once on one key: one effect, a correct answer for everybody, waiters bounded.
+//! All of it twice: through the functions, and through the direct statements.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop loudly")]
+
+#[path = "suite.rs"]
+mod direct;
+#[path = "suite.rs"]
+mod functions;

@@ -1,0 +1,9 @@
+//! The crate's `run` and `run_leased`: outcomes, failures, retries, cancellation, small pools.
+//! All of it twice: through the functions, and through the direct statements.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop loudly")]
+
+#[path = "suite.rs"]
+mod direct;
+#[path = "suite.rs"]
+mod functions;
