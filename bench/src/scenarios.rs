@@ -17,7 +17,9 @@ pub async fn database(arguments: &Arguments) -> Result<(String, Option<pgonce_cl
         return Ok((url.clone(), None));
     }
     let cluster = tokio::task::spawn_blocking(pgonce_cluster::Cluster::temporary).await??;
-    Ok((cluster.url("postgres"), Some(cluster)))
+    // By the Unix socket: the network's cost is not what is compared here (the delay scenario has its own).
+    let url = format!("host={} port={} user=postgres dbname=postgres", cluster.socket_dir().display(), cluster.port());
+    Ok((url, Some(cluster)))
 }
 
 /// Puts the schemas in place and says what is measured on.
@@ -386,11 +388,8 @@ async fn delaying_proxy(url: &str, each_way: Duration) -> Result<String> {
             });
         }
     });
-    let mut text = url.replacen(&format!(":{port}/"), &format!(":{ours}/"), 1);
-    if !text.contains("sslmode") {
-        text.push_str(if text.contains('?') { "&sslmode=disable" } else { "?sslmode=disable" });
-    }
-    Ok(text)
+    let (user, database) = (config.get_user().unwrap_or("postgres"), config.get_dbname().unwrap_or("postgres"));
+    Ok(format!("host=127.0.0.1 port={ours} user={user} dbname={database} sslmode=disable"))
 }
 
 async fn late(mut from: tokio::net::tcp::OwnedReadHalf, mut to: tokio::net::tcp::OwnedWriteHalf, delay: Duration) {

@@ -47,11 +47,11 @@ pub(crate) fn clear_leftovers(home: &Home) -> Result<(), Error> {
         Some(Kin::UnknownServer) => {
             Err(Error::AlreadyRunning { dir: home.dir.clone(), url: home.url(port, "postgres") })
         }
-        // The pid went to another program, frequent in containers, where pids
-        // are few. PostgreSQL would take that program for its predecessor.
-        Some(Kin::Stranger) => fs::remove_file(&path).map_err(Error::io("remove", &path)),
-        // Gone: PostgreSQL clears the file by itself.
-        _ => Ok(()),
+        // Gone; or the pid went to another program, frequent in containers, where
+        // pids are few; or it is a zombie that nobody reaps. PostgreSQL would take
+        // the latter two for its predecessor and refuse to start.
+        Some(Kin::Stranger) | None => fs::remove_file(&path).map_err(Error::io("remove", &path)),
+        Some(_) => Ok(()),
     }
 }
 

@@ -1,6 +1,7 @@
--- The monthly partition of once.intent_history for a time, made if it is not there.
+-- The monthly partition of once.intent_history for a time, made if it is not there. DateStyle is pinned: the
+-- bounds go through text, and other styles write zones by abbreviations that read back as other zones.
 CREATE OR REPLACE FUNCTION once.ensure_history_partition(p_at timestamptz) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE SET datestyle = 'ISO' AS $$
 DECLARE
     v_month date := date_trunc('month', p_at AT TIME ZONE 'UTC')::date;
     v_name text := 'intent_history_' || to_char(v_month, 'YYYY_MM');

@@ -1,7 +1,9 @@
 -- One batch of purge, returning each row that lost its answer or went, as it was: for whoever archives it
 -- before committing. p_record false spares the work of describing them.
+-- Bytes are described in hex, whatever the session prefers.
 CREATE OR REPLACE FUNCTION once.purge_rows(p_limit int DEFAULT 10000, p_record boolean DEFAULT true)
-RETURNS SETOF jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS SETOF jsonb LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET bytea_output = hex AS $$
 DECLARE
     v_now timestamptz := once.clock();
 BEGIN

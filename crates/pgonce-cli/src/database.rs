@@ -1,0 +1,107 @@
+//! How verbs talk to the database: one connection, rows as JSON, no named statements (a pooler may be between).
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, GenericClient};
+
+use crate::WrongUse;
+
+/// A parameter and its type.
+pub type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// The URL, or what to do about its absence.
+pub fn needed(url: Option<String>) -> Result<String, WrongUse> {
+    url.ok_or_else(|| {
+        WrongUse(
+            "no database: give --database-url, set DATABASE_URL, or start one with `pgonce up` and copy the line that it prints"
+                .into(),
+        )
+    })
+}
+
+/// One connection.
+pub async fn connect(url: &str) -> anyhow::Result<Client> {
+    pgonce::migrate::connect(url).await.with_context(|| format!("cannot use the database {}", redacted(url)))
+}
+
+/// The rows of a query whose one column is jsonb.
+pub async fn json_rows(
+    client: &impl GenericClient,
+    sql: &str,
+    params: &[Param<'_>],
+) -> Result<Vec<Value>, pgonce::Error> {
+    let rows = client.query_typed(sql, params).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+/// The first row of such a query; null where there is none.
+pub async fn json_row(client: &impl GenericClient, sql: &str, params: &[Param<'_>]) -> Result<Value, pgonce::Error> {
+    Ok(json_rows(client, sql, params).await?.into_iter().next().unwrap_or(Value::Null))
+}
+
+/// Sorting a table this large by time would take longer than an operator waits.
+const ROWS_SORTABLE_MAX: i64 = 200_000;
+
+/// Whether the intents are few enough to be sorted by their age, by the planner's estimate.
+pub async fn is_sortable(client: &impl GenericClient) -> Result<bool, pgonce::Error> {
+    let sql = "SELECT to_jsonb(coalesce((SELECT s.rows_estimated FROM once.sizes s WHERE s.relation = 'intent'), 0))";
+    Ok(json_row(client, sql, &[]).await?.as_i64().unwrap_or(0) <= ROWS_SORTABLE_MAX)
+}
+
+/// The URL without its password, for people to see.
+pub fn redacted(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        // key=value pairs: only what is known to be harmless.
+        let harmless = ["host=", "hostaddr=", "port=", "dbname=", "user="];
+        let kept = url.split_whitespace().filter(|pair| harmless.iter().any(|name| pair.starts_with(name)));
+        return kept.collect::<Vec<_>>().join(" ");
+    };
+    // Query parameters may hold a password as well.
+    let base = rest.split_once('?').map_or(rest, |(base, _)| base);
+    match base.rsplit_once('@') {
+        Some((user, host)) => format!("{scheme}://{}@{host}", user.split(':').next().unwrap_or_default()),
+        None => format!("{scheme}://{base}"),
+    }
+}
+
+/// A duration as people write it: 500ms, 30s, 5m, 24h, 30d.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => 0,
+    };
+    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(millis)).filter(|millis| *millis > 0) {
+        Some(millis) => Ok(Duration::from_millis(millis)),
+        None => Err("write a duration as 500ms, 30s, 5m, 24h or 30d".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_do_not_show() {
+        assert_eq!(redacted("postgres://me:s@cret@h:1/d?password=x"), "postgres://me@h:1/d");
+        assert_eq!(redacted("postgres://h/d"), "postgres://h/d");
+        assert_eq!(redacted("host=h password=secret dbname=d"), "host=h dbname=d");
+    }
+
+    #[test]
+    fn durations_are_read() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
+        for bad in ["", "5", "0s", "s", "5 s", "-1s", "99999999999999999999d"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

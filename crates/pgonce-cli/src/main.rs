@@ -1,0 +1,118 @@
+//! `pgonce`: the command line. One file a verb, under `verbs/`.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+mod config;
+mod database;
+mod output;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::output::Out;
+
+/// One durable effect per intent, in your own PostgreSQL.
+///
+/// Data goes to stdout, talk and progress to stderr. Exit codes: 0 done, 1 failed, 2 wrong use.
+#[derive(Debug, Parser)]
+#[command(name = "pgonce", version, propagate_version = true, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    globals: Globals,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// What every verb understands.
+#[derive(Debug, Clone, Args)]
+struct Globals {
+    /// The database: postgres://user:password@host:port/database
+    #[arg(long, global = true, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    database_url: Option<String>,
+    /// A configuration file; ./pgonce.toml is read if it is there
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<std::path::PathBuf>,
+    /// Output for programs
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Start a private PostgreSQL with everything in it, or use yours
+    Up(verbs::up::Options),
+    /// Bring the schema `once` to this version
+    Migrate(verbs::migrate::Options),
+    /// See, explain, settle and recover intents
+    #[command(subcommand)]
+    Intents(verbs::intents::Command),
+    /// Remove intents that are past their window, in batches
+    Purge(verbs::purge::Options),
+    /// Purge, keeping what goes in the history table or in files
+    Archive(verbs::archive::Options),
+    /// Look for what breaks the promise, with what to do about it
+    Doctor,
+}
+
+/// The caller's mistake: exit code 2.
+#[derive(Debug)]
+struct WrongUse(String);
+
+impl std::fmt::Display for WrongUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUse {}
+
+/// It ran, and what it found is the failure; everything is said already: exit code 1.
+#[derive(Debug)]
+struct Found;
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("failed")
+    }
+}
+
+impl std::error::Error for Found {}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr(if matches!(&cli.verb, Verb::Up(options) if options.demo) { "error" } else { "warn" });
+    match dispatch(cli).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Found>() => ExitCode::FAILURE,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::say(&format!("error: {}", output::explain(&error)));
+            ExitCode::from(if error.is::<WrongUse>() { 2 } else { 1 })
+        }
+    }
+}
+
+async fn dispatch(cli: Cli) -> anyhow::Result<()> {
+    let Cli { globals, verb } = cli;
+    let out = Out { json: globals.json };
+    let config = config::load(globals.config.as_deref())?;
+    let url = globals.database_url.filter(|url| !url.is_empty()).or_else(|| config.database_url.clone());
+    match verb {
+        Verb::Up(options) => verbs::up::run(options, url, config.up, out).await,
+        Verb::Migrate(options) => verbs::migrate::run(options, &database::needed(url)?, out).await,
+        Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
+        Verb::Purge(options) => verbs::purge::run(options, &database::needed(url)?, out).await,
+        Verb::Archive(options) => verbs::archive::run(options, &database::needed(url)?, out).await,
+        Verb::Doctor => verbs::doctor::run(&database::needed(url)?, out).await,
+    }
+}
+
+/// The demo crashes things on purpose and shows them in its own line: its default is quieter.
+fn log_to_stderr(default: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

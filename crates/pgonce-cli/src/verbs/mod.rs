@@ -1,0 +1,9 @@
+//! One module a verb.
+
+pub mod archive;
+pub mod demo;
+pub mod doctor;
+pub mod intents;
+pub mod migrate;
+pub mod purge;
+pub mod up;
