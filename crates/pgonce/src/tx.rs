@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use crate::claim::{Answer, ClaimWire, IntentName, succeed_parameters};
-use crate::direct::{DirectClaim, Policy, claim_parameters, is_overtaken, read_claim};
+use crate::direct::{DirectClaim, Policy, RESPONSE_BYTES_MAX, claim_parameters, is_overtaken, read_claim};
 use crate::pool::Pooled;
 use crate::sql::{Call, ClaimRow};
 use crate::sqlstate::is_disconnect;
@@ -143,6 +143,8 @@ impl Tx {
             return Ended::Leaked;
         };
         let mut answer = answer.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // A larger answer is the function's to refuse, which it does before anything else (P4005).
+        let direct = direct.filter(|_| body.len() <= RESPONSE_BYTES_MAX);
         answer.body = Some(body);
         let call = if direct.is_some() { Call::DirectComplete } else { Call::Succeed };
         // Prepared before: pipelining a COMMIT behind a Parse would commit before the outcome is written.
