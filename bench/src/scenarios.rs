@@ -151,9 +151,11 @@ async fn replays(arguments: &Arguments, url: &str, connections: usize, keys: usi
                 "Intent::run" => {
                     rate(connections, window, async |index| {
                         let (once, all, turn) = (once.clone(), Arc::clone(&all), Turn::new(index));
+                        let body = Arc::new(work::body());
                         Ok(move || {
-                            let (once, key) = (once.clone(), all[turn.next() % all.len()].clone());
-                            async move { protected(&once, key).await }
+                            let (once, body) = (once.clone(), Arc::clone(&body));
+                            let key = all[turn.next() % all.len()].clone();
+                            async move { work::protected_with(&once, key, &body).await }
                         })
                     })
                     .await?

@@ -83,12 +83,16 @@ impl Plain {
 
 /// Protected, through the crate, atomic mode.
 pub async fn protected(once: &Once, key: String) -> Result<()> {
-    let body = body();
+    protected_with(once, key, &body()).await
+}
+
+/// The same with a payload that is there already.
+pub async fn protected_with(once: &Once, key: String, body: &serde_json::Value) -> Result<()> {
     once.intent("bench", key.clone())
-        .payload(&body)
+        .payload(body)
         .run(async |tx| {
-            tx.execute(&tx.prepared(BUSINESS).await?, &[&body]).await?;
-            tx.execute(&tx.prepared(OUTBOX).await?, &[&"orders", &key, &body]).await?;
+            tx.execute(&tx.prepared(BUSINESS).await?, &[body]).await?;
+            tx.execute(&tx.prepared(OUTBOX).await?, &[&"orders", &key, body]).await?;
             Ok(201)
         })
         .await?;

@@ -357,11 +357,12 @@ impl<'a> Intent<'a> {
         }
         let Ok(connection) = self.once.connection().await else { return Ok(Step::Start) };
         let started = Instant::now();
-        // Outside a transaction the direct claim is a read: its lock ends with its statement.
-        let asked = if self.once.shared.direct.is_some() { Call::DirectClaim } else { Call::Peek };
-        let row = match connection.call(asked, &claim_parameters(&self.name)).await {
-            Ok(row) if asked == Call::DirectClaim => read_claim(&row)?.unwrap_or_default(),
-            Ok(row) => ClaimRow::read(&row)?,
+        let direct = self.once.shared.direct.is_some();
+        let asked = if direct { Call::DirectPeek } else { Call::Peek };
+        let row = match connection.look(asked, &claim_parameters(&self.name)).await {
+            Ok(Some(row)) if direct => read_claim(&row)?.unwrap_or_default(),
+            Ok(Some(row)) => ClaimRow::read(&row)?,
+            Ok(None) => ClaimRow::default(),
             Err(error) => return self.refused(error.into(), started.elapsed()),
         };
         if row.kind.as_deref() != Some("replay_success") {

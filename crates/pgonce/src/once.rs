@@ -51,6 +51,8 @@ impl Once {
         let manager = Manager { config, tls: Connector(tls), pgbouncer };
         let pool = Pool::builder(manager)
             .max_size(settings.pool_max.max(1))
+            // The connection that was used last: its statements and its task are warm.
+            .queue_mode(deadpool::managed::QueueMode::Lifo)
             .runtime(deadpool::Runtime::Tokio1)
             .timeouts(Timeouts {
                 wait: Some(settings.pool_wait),

@@ -17,11 +17,12 @@ pub(crate) enum Call {
     Tally,
     DirectPolicy,
     DirectClaim,
+    DirectPeek,
     DirectComplete,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 12;
+    pub(crate) const COUNT: usize = 13;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -49,6 +50,7 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::Tally, _) => "SELECT once.tally($1, $2, $3)",
         (Call::DirectPolicy, _) => include_str!("../../../sql/direct/policy.sql"),
         (Call::DirectClaim, _) => include_str!("../../../sql/direct/claim.sql"),
+        (Call::DirectPeek, _) => include_str!("../../../sql/direct/peek.sql"),
         (Call::DirectComplete, _) => include_str!("../../../sql/direct/complete.sql"),
     }
 }
@@ -78,7 +80,7 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::Resolve => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT],
         Call::Tally => &[Type::TEXT, Type::JSONB, Type::TEXT],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
-        Call::DirectClaim => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
+        Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[
             Type::TEXT,
             Type::TEXT,
