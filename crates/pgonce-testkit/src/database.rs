@@ -202,7 +202,7 @@ mod bouncer {
             } else {
                 vec!["pgbouncer"]
             };
-        let open = std::fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o755));
+        let open: std::fs::Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&dir, open).unwrap();
         let child = Command::new(program[0])
             .args(&program[1..])

@@ -25,7 +25,10 @@ pub(crate) fn retried(sqlstate: &str) {
 
 /// Counts of answers by tenant, scope and kind since the last flush.
 #[derive(Debug, Default)]
-pub(crate) struct Tally(Mutex<HashMap<(String, String), HashMap<&'static str, u64>>>);
+pub(crate) struct Tally(Mutex<Counts>);
+
+/// By tenant and scope, then by kind.
+type Counts = HashMap<(String, String), HashMap<&'static str, u64>>;
 
 impl Tally {
     pub(crate) fn add(&self, tenant: &str, scope: &str, kind: &'static str) {
@@ -36,7 +39,7 @@ impl Tally {
         }
     }
 
-    pub(crate) fn take(&self) -> HashMap<(String, String), HashMap<&'static str, u64>> {
+    pub(crate) fn take(&self) -> Counts {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }

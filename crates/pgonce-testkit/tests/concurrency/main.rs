@@ -2,6 +2,7 @@
 //! All of it twice: through the functions, and through the direct statements.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop loudly")]
+#![allow(clippy::duplicate_mod, reason = "one suite, two doors")]
 
 #[path = "suite.rs"]
 mod direct;
