@@ -171,7 +171,18 @@ impl Cluster {
     }
 
     /// Starts the server on `self.port` and waits until it takes connections.
+    /// Starts the server. Killed predecessors may be gone from the process table's names and still be
+    /// letting go of their shared memory, which a new server refuses to share: then again, within the limit.
     fn launch(&mut self) -> Result<(), Error> {
+        let mut last = Ok(());
+        process::wait_until(self.options.start_limit, || {
+            last = self.launch_once();
+            !matches!(&last, Err(Error::StartFailed { log, .. }) if log.contains("pre-existing shared memory block"))
+        });
+        last
+    }
+
+    fn launch_once(&mut self) -> Result<(), Error> {
         clear_leftovers(&self.home)?;
         let (mut log, log_start) = self.home.open_log()?;
         let streams = log.try_clone().and_then(|out| Ok((out, log.try_clone()?)));

@@ -188,8 +188,8 @@ mod tests {
     #[test]
     fn each_violation_is_found() {
         let ok = Seen::Ok(b"1".to_vec());
-        assert_eq!(judged(&[ok.clone()], &["a", "a"], Some(row("succeeded", "a"))), ["I1", "I2"]);
-        assert_eq!(judged(&[ok.clone()], &[], Some(row("succeeded", "a"))), ["I2"]);
+        assert_eq!(judged(std::slice::from_ref(&ok), &["a", "a"], Some(row("succeeded", "a"))), ["I1", "I2"]);
+        assert_eq!(judged(std::slice::from_ref(&ok), &[], Some(row("succeeded", "a"))), ["I2"]);
         assert_eq!(judged(&[Seen::Fail], &["a"], Some(row("succeeded", "a"))), ["I3"]);
         assert_eq!(judged(&[Seen::Ok(b"2".to_vec())], &["a"], Some(row("succeeded", "a"))), ["I4"]);
         assert_eq!(judged(&[ok], &["b"], Some(row("succeeded", "a"))), ["I7"]);

@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_bad_url_is_not_quoted() {
-        let error = Settings::from_url("postgres://me:secret@[bad").resolve().map(|_| ()).unwrap_err();
-        assert!(!error.to_string().contains("secret"));
+        let resolved = Settings::from_url("postgres://me:secret@[bad").resolve();
+        assert!(matches!(resolved, Err(error) if !error.to_string().contains("secret")));
     }
 }
