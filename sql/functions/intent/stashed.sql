@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION once.stashed(p_claim_id uuid, p_lock bigint) RETURNS 
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_stash text := current_setting('once.claims', true);
-    v_at int := strpos(v_stash, p_claim_id::text);
+    v_at int := coalesce(strpos(v_stash, p_claim_id::text), 0); -- never NULL: NULL AND … goes on to the lock
 BEGIN
     IF v_at > 0 AND substr(v_stash, v_at + 36, 16) = lpad(to_hex(p_lock), 16, '0')
        AND pg_try_advisory_xact_lock(p_lock) THEN -- ours already: the lock came and goes with the entry

@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION once.succeed(
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_stash text := current_setting('once.claims', true);
-    v_at int := strpos(v_stash, p_claim_id::text);
+    v_at int := coalesce(strpos(v_stash, p_claim_id::text), 0); -- never NULL: NULL AND … goes on to the lock
     v_lock bigint := once.lock_key(p_tenant, p_scope, p_key);
     v_response text;
     v_now timestamptz := once.clock();

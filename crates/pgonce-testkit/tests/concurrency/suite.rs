@@ -280,3 +280,45 @@ async fn fast_intent(client: &tokio_postgres::Client, scope: &str) {
     client.execute("SELECT once.succeed($1, 'k', $2)", &[&scope, &row.get::<_, uuid::Uuid>(0)]).await.unwrap();
     client.batch_execute("COMMIT").await.unwrap();
 }
+
+/// A wait that ends well leaves nothing behind either: no lock, no changed lock_timeout.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_got_its_answer_holds_nothing() {
+    let db = TestDb::new().await.through(direct());
+    let (winner, waiter) = (db.client().await, db.client().await);
+    winner.batch_execute("BEGIN").await.unwrap();
+    let claim: uuid::Uuid =
+        winner.query_one("SELECT claim_id FROM once.claim('s', 'k', sha256('x'))", &[]).await.unwrap().get(0);
+    let waiting = tokio::spawn(async move {
+        waiter.batch_execute("SET lock_timeout = '1234ms'; BEGIN").await.unwrap();
+        let sql = "SELECT kind FROM once.claim('s', 'k', sha256('x'), p_wait => '1m')";
+        let kind: String = waiter.query_one(sql, &[]).await.unwrap().get(0);
+        let sql = "SELECT current_setting('lock_timeout'),
+                          (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory')";
+        let row = waiter.query_one(sql, &[]).await.unwrap();
+        (kind, row.get::<_, String>(0), row.get::<_, i64>(1))
+    });
+    lock_waiters(&db.client().await, 1).await;
+    winner.execute("SELECT once.succeed('s', 'k', $1)", &[&claim]).await.unwrap();
+    winner.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(waiting.await.unwrap(), ("replay_success".to_owned(), "1234ms".to_owned(), 0));
+}
+
+/// Who meets an owner in the middle of its completion is told "in progress", and must not keep others from
+/// taking over when that owner is gone.
+#[tokio::test]
+async fn an_observer_that_owns_nothing_keeps_nobody_out() {
+    let db = TestDb::new().await.through(direct());
+    let (owner, observer, third) = (db.client().await, db.client().await, db.client().await);
+    owner.batch_execute("SELECT once.define_scope('l', '{\"mode\": \"leased\", \"stale\": \"rerun\"}')").await.unwrap();
+    let claim = "SELECT kind, claim_id FROM once.claim('l', 'k', sha256('x'))";
+    let mine: uuid::Uuid = owner.query_one(claim, &[]).await.unwrap().get(1);
+    db.travel(Duration::from_secs(3600)).await;
+    owner.batch_execute("BEGIN").await.unwrap();
+    owner.execute("SELECT once.succeed('l', 'k', $1)", &[&mine]).await.unwrap();
+    observer.batch_execute("BEGIN").await.unwrap();
+    assert_eq!(observer.query_one(claim, &[]).await.unwrap().get::<_, &str>(0), "processing_active");
+    owner.batch_execute("ROLLBACK").await.unwrap();
+    // The observer's transaction is still open.
+    assert_eq!(third.query_one(claim, &[]).await.unwrap().get::<_, &str>(0), "processing_stale");
+}

@@ -128,7 +128,9 @@ async fn a_unique_violation_of_the_business_is_final() {
 #[tokio::test]
 async fn a_swallowed_error_is_not_reported_as_done() {
     let db = TestDb::new().await.through(direct());
-    let once = db.once().await;
+    let once = db.once_with(|settings| settings.pool_max = 1).await;
+    // On a connection that has completed before: the completion and its COMMIT really travel together.
+    assert_eq!(simple(&once, "before", 1).await.unwrap(), Outcome::Executed(1));
     let policy = RetryPolicy { attempts_max: 1, ..RetryPolicy::default() };
     let outcome = once
         .intent("s", "k")
@@ -422,4 +424,30 @@ async fn a_duplicate_waits_and_gets_the_winners_answer() {
     go.notify_one();
     assert_eq!(winner.await.unwrap().unwrap(), Outcome::Executed("the winner's".to_owned()));
     assert_eq!(waiter.await.unwrap().unwrap(), Outcome::Replayed("the winner's".to_owned()));
+}
+
+/// Trap 24: a rival's row is there when ours is written. It comes out as a replay of the rival's answer, never
+/// as a business conflict, and our effect is rolled back.
+#[tokio::test]
+async fn who_is_overtaken_at_the_end_replays_the_winner() {
+    let db = TestDb::new().await.through(direct());
+    let once = db.once().await;
+    let rival = db.client().await;
+    let tries = AtomicU32::new(0);
+    let outcome = once
+        .intent("s", "k")
+        .payload(&json!(1))
+        .run(async |tx| {
+            effect(&tx, "k").await?;
+            if tries.fetch_add(1, Ordering::SeqCst) == 0 {
+                // A rival that committed between our look and our lock has left exactly this.
+                let sql = "INSERT INTO once.intent (claim_id, created_at, status, attempt_count, tenant, scope, key, fingerprint, response_body)
+                           VALUES (gen_random_uuid(), clock_timestamp(), 'succeeded', 1, '', 's', 'k', once.fingerprint('1'), '7')";
+                rival.batch_execute(sql).await?;
+            }
+            Ok(1)
+        })
+        .await;
+    assert_eq!(outcome.unwrap(), Outcome::Replayed(7));
+    assert_eq!((tries.load(Ordering::SeqCst), db.effects("k").await), (1, 0));
 }
