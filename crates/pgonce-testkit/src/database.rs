@@ -189,7 +189,7 @@ mod bouncer {
         write!(
             file,
             "[databases]\n* = host=127.0.0.1 port={upstream_port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
-             unix_socket_dir =\nauth_type = any\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 20\n\
+             unix_socket_dir =\nauth_type = trust\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 20\n\
              max_client_conn = 500\nmax_db_connections = 60\nlogfile =\n",
             users.display()
         )
