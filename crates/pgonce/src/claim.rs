@@ -199,9 +199,9 @@ async fn query(
     Ok(client.query_typed_one(sql::text(call, true), parameters).await?)
 }
 
-/// A duration as PostgreSQL reads it.
+/// A duration as PostgreSQL reads it. In seconds: before version 15 microseconds are read as a 32-bit number.
 pub(crate) fn interval(duration: Duration) -> String {
-    format!("{} microseconds", duration.as_micros())
+    format!("{}.{:06} seconds", duration.as_secs(), duration.subsec_micros())
 }
 
 /// The parameters of a claim, owned, so that they outlive the query.

@@ -132,7 +132,7 @@ fn unhex(text: &str) -> Vec<u8> {
 }
 
 fn micros(duration: Duration) -> String {
-    format!("{} microseconds", duration.as_micros())
+    format!("{} milliseconds", duration.as_millis())
 }
 
 impl Text {

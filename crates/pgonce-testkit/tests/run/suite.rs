@@ -451,3 +451,21 @@ async fn who_is_overtaken_at_the_end_replays_the_winner() {
     assert_eq!(outcome.unwrap(), Outcome::Replayed(7));
     assert_eq!((tries.load(Ordering::SeqCst), db.effects("k").await), (1, 0));
 }
+
+/// Long durations: 40 minutes are more microseconds than 32 bits hold.
+#[tokio::test]
+async fn a_long_lease_and_a_long_wait_are_understood_by_every_version() {
+    let db = TestDb::new().await.through(direct());
+    let once = db.once().await;
+    let outcome = once
+        .intent("s", "k")
+        .lease(Duration::from_secs(2400))
+        .wait(Duration::from_secs(299))
+        .run_leased(async |_| {
+            let sql =
+                "SELECT locked_until > clock_timestamp() + interval '39 minutes' FROM once.intents WHERE key = 'k'";
+            Ok(db.client().await.query_one(sql, &[]).await?.get::<_, bool>(0))
+        })
+        .await;
+    assert_eq!(outcome.unwrap(), Outcome::Executed(true));
+}
