@@ -22,7 +22,7 @@ check: lint
 	@scripts/setup.sh cargo-deny
 	cargo deny --all-features check bans licenses sources
 	@cargo deny --all-features check advisories || { \
-	  echo "advisories were not checked, or found something: see above"; test -n "$$OFFLINE"; }
+	  echo "advisories were not checked, or found something: see above (OFFLINE=1 goes on without them)"; test -n "$$OFFLINE"; }
 
 test: setup
 	cargo test --workspace --all-features --locked

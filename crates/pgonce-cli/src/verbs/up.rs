@@ -136,7 +136,19 @@ fn export(dir: &Path, url: &str) -> String {
 }
 
 fn try_this(served: &Served) -> String {
-    format!("Try:\n  {}\n  psql \"$DATABASE_URL\" -c 'TABLE once.scopes'\n  pgonce intents list", served.export)
+    format!("Try:\n  {}\n  psql \"$DATABASE_URL\" -c 'TABLE once.scopes'\n  {} intents list", served.export, own_name())
+}
+
+/// How a shell finds this program: by its name, if that is on PATH, else where it is.
+fn own_name() -> String {
+    let own = std::env::current_exe().ok();
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&paths).map(|dir| dir.join("pgonce")).find(|path| path.is_file());
+    let canonical = |path: Option<PathBuf>| path.and_then(|path| path.canonicalize().ok());
+    match own {
+        Some(own) if canonical(on_path) != own.canonicalize().ok() => own.display().to_string(),
+        _ => "pgonce".to_owned(),
+    }
 }
 
 async fn serve(
