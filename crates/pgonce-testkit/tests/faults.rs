@@ -298,3 +298,41 @@ async fn a_stopped_owner_wakes_up_to_find_its_lease_lost() {
     assert!(told.starts_with("failed the lease was lost"), "{told}");
     client.execute("SELECT once.succeed('l', 'k', $1)", &[&taken]).await.expect("the new owner's claim is untouched");
 }
+
+/// Trap 12: the synchronous standby is gone and the wait for it is cancelled. The server says COMMIT, with only
+/// a warning; that is no success until the standby is there again, or no longer asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_the_standby_did_not_confirm_is_in_doubt() {
+    let cluster = tokio::task::spawn_blocking(pgonce_testkit::cluster).await.unwrap();
+    let url = cluster.url("postgres");
+    let mut admin = pgonce::migrate::connect(&url).await.unwrap();
+    pgonce::migrate::apply(&mut admin, false).await.unwrap();
+    admin
+        .batch_execute("CREATE TABLE public.effect (tenant text DEFAULT '', scope text, key text, claim_id uuid)")
+        .await
+        .unwrap();
+    let once = Once::with_settings(Settings::from_url(&url)).await.unwrap();
+    assert!(matches!(effect(&once, "before").await.unwrap(), Outcome::Executed(_)));
+    admin.batch_execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").await.unwrap();
+    admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    eventually("a standby is asked for", async || {
+        admin.query_one("SELECT current_setting('synchronous_standby_names') = 'nobody'", &[]).await.unwrap().get(0)
+    })
+    .await;
+    let running = tokio::spawn(async move { effect(&once, "k").await });
+    // Each commit that waits for the standby is cancelled: the effect's own, and those that ask for it.
+    let waiting = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    let mut cancelled = 0;
+    eventually("several cancelled waits", async || {
+        cancelled += admin.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0);
+        cancelled >= 3
+    })
+    .await;
+    assert!(!running.is_finished(), "a cancelled wait was taken for success");
+    admin.batch_execute("ALTER SYSTEM RESET synchronous_standby_names").await.unwrap();
+    admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    assert!(matches!(running.await.unwrap().unwrap(), Outcome::Executed(_)));
+    let count: i64 = admin.query_one("SELECT count(*) FROM public.effect WHERE key = 'k'", &[]).await.unwrap().get(0);
+    assert_eq!(count, 1);
+    tokio::task::spawn_blocking(move || drop(cluster)).await.unwrap();
+}

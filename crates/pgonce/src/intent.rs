@@ -339,7 +339,14 @@ impl<'a> Intent<'a> {
             (&wait, Type::TEXT),
             (&self.name.tenant, Type::TEXT),
         ];
-        Ok(connection.call(Call::Resolve, &parameters).await?.try_get(0)?)
+        connection.expect_no_warning();
+        let committed = connection.call(Call::Resolve, &parameters).await?.try_get(0)?;
+        // Where a synchronous standby is declared, asking commits a lock on the row, and so waits for the
+        // standby to have everything before it: unless that wait was cancelled, too.
+        if connection.warned() {
+            return Err(Error::InDoubt { reason: "the standby has not confirmed it".into() });
+        }
+        Ok(committed)
     }
 
     /// The server refused the claim or the commit: nothing of this attempt is there.
