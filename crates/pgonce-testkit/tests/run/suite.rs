@@ -239,9 +239,9 @@ async fn an_exhausted_pool_refuses_in_time_and_says_so() {
     for _ in 0..6 {
         assert!(matches!(simple(&once, "k", 1).await, Err(Error::Overloaded { .. })));
     }
-    let asked = std::time::Instant::now();
-    assert!(matches!(simple(&once, "k", 1).await, Err(Error::Overloaded { .. })));
-    assert!(asked.elapsed() < Duration::from_millis(50), "the breaker is open: no waiting");
+    // Told by the breaker: when it lets the next one through, and not how long this one waited in vain.
+    let refused = simple(&once, "k", 1).await;
+    assert!(matches!(refused, Err(Error::Overloaded { retry_after }) if retry_after > Duration::from_millis(50)));
     go.notify_one();
     assert_eq!(holder.await.unwrap().unwrap(), Outcome::Executed(1));
     eventually("the breaker closes", async || simple(&once, "k", 1).await.is_ok()).await;
@@ -275,7 +275,7 @@ async fn a_lease_is_renewed_while_the_work_runs() {
         let (once, started, go) = (once.clone(), Arc::clone(&started), Arc::clone(&go));
         async move {
             once.intent("s", "k")
-                .lease(Duration::from_millis(500))
+                .lease(Duration::from_secs(2))
                 .run_leased(async |lease| {
                     started.notify_one();
                     go.notified().await;
