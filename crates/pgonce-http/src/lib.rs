@@ -1,0 +1,10 @@
+//! `Idempotency-Key` for HTTP services: what a retry sends again is run once, and answered with the same bytes.
+//!
+//! Two surfaces over one set of rules. The tower layer ([`IdempotencyLayer`]) wraps a Rust service: the handler
+//! gets the open transaction, and what it writes commits with the stored response. The gateway (feature
+//! `gateway`) stands before any service in any language. What counts as a key, a fingerprint, an outcome and a
+//! stored response, and what each refusal looks like, is in the modules here, once, for both.
+
+mod policy;
+
+pub use policy::{BodyPart, FingerprintParts, InProgress, KeySyntax, Policy, Requirement};
