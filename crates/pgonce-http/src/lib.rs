@@ -6,5 +6,6 @@
 //! stored response, and what each refusal looks like, is in the modules here, once, for both.
 
 mod policy;
+pub mod problem;
 
 pub use policy::{BodyPart, FingerprintParts, InProgress, KeySyntax, Policy, Requirement};
