@@ -1,0 +1,423 @@
+//! One guarded request, from its key to its answer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http::header::{self, HeaderValue};
+use http::{Request, Response, StatusCode};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use pgonce::{Claim, Error, IntentName, Observed, Owned};
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::admission::Permit;
+use super::body::Body;
+use super::config::Route;
+use super::flights::{Follower, Leader, Place, Stage};
+use super::headers::{CLAIM, SCOPE, TENANT, strip_hop_by_hop};
+use super::upstream::{Lost, Peer};
+use super::{Gateway, Live};
+use crate::cache::Replay;
+use crate::fingerprint::request_fingerprint;
+use crate::key::parse_key;
+use crate::policy::{InProgress, Policy, Requirement};
+use crate::problem::Problem;
+use crate::stored::StoredResponse;
+
+/// What a duplicate of a request that runs in this process is told to wait: its end is not known.
+const COME_AGAIN: Duration = Duration::from_secs(1);
+/// How often another process's claim is asked about, at first and at most.
+const WATCH_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+
+/// A guarded request, whole.
+pub(crate) struct Guarded {
+    pub(crate) live: Arc<Live>,
+    pub(crate) route: Arc<Route>,
+    pub(crate) name: IntentName,
+    pub(crate) head: http::request::Parts,
+    pub(crate) body: Bytes,
+    pub(crate) peer: Arc<Peer>,
+    /// Its place among the requests that are let in, until it is answered and stored.
+    _permit: Permit,
+}
+
+/// Where the answer goes. The request's own future may be gone: the work goes on all the same.
+pub(crate) struct Reply(Option<oneshot::Sender<Result<Response<Body>, Problem>>>);
+
+impl Reply {
+    /// Where nobody is told any more.
+    pub(crate) fn nobody() -> Self {
+        Self(None)
+    }
+
+    pub(crate) fn send(self, answer: Result<Response<Body>, Problem>) {
+        if let Some(waiting) = self.0 {
+            let _ = waiting.send(answer);
+        }
+    }
+}
+
+impl Gateway {
+    /// Answers a request on a guarded route: tenant, key, whole body, fingerprint, and only then a claim.
+    pub(crate) async fn guard(
+        self: &Arc<Self>,
+        live: Arc<Live>,
+        route: Arc<Route>,
+        request: Request<Incoming>,
+        peer: Arc<Peer>,
+    ) -> Result<Response<Body>, Problem> {
+        let policy = &route.policy;
+        if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
+            return live.upstream.pass(request, &peer).await;
+        }
+        let tenant = live.tenant.tenant(request.headers(), &peer.identity)?;
+        let key = parse_key(request.headers(), &policy.header, policy.syntax).map_err(Problem::KeyMalformed)?;
+        let key = key.ok_or(Problem::KeyMissing)?;
+        let permit = self.admission.admit(&tenant, self.batcher.queue_wait())?;
+        if let Some(regions) = &live.regions
+            && let Some(home) = regions.away(request.headers(), &tenant, &policy.scope, &key)?
+        {
+            return home.forward(request, &peer).await;
+        }
+        let (head, body) = request.into_parts();
+        let body = whole_body(body, policy).await?;
+        let fingerprint = request_fingerprint(&policy.fingerprint, &head.method, &head.uri, &head.headers, &body);
+        let name = IntentName { tenant, scope: policy.scope.clone(), key, fingerprint };
+        let guarded = Guarded { live, route: Arc::clone(&route), name, head, body, peer, _permit: permit };
+        self.answer(guarded).await
+    }
+
+    /// From the cache, from the flight that the request joins, or by leading one.
+    async fn answer(self: &Arc<Self>, guarded: Guarded) -> Result<Response<Body>, Problem> {
+        let deadline = Instant::now() + guarded.policy().wait_max;
+        loop {
+            let IntentName { tenant, scope, key, .. } = &guarded.name;
+            if let Some(replay) = guarded.live.caches.get(tenant, scope, key).await {
+                return guarded.replayed(&replay);
+            }
+            match self.flights.enter((tenant.clone(), scope.clone(), key.clone())) {
+                Place::Leader(leader) => {
+                    let (sender, answered) = oneshot::channel();
+                    let gateway = Arc::clone(self);
+                    // Of its own: a client that goes away does not take its effect's outcome with it.
+                    self.tasks.spawn(async move { gateway.lead(guarded, leader, Reply(Some(sender)), deadline).await });
+                    return answered.await.unwrap_or(Err(Problem::Internal));
+                }
+                Place::Follower(follower) => {
+                    if let Some(answer) = self.follow(&guarded, follower, deadline).await? {
+                        return Ok(answer);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sees the leader's flight to its end, as far as policy lets it. None: ask for yourself.
+    async fn follow(
+        &self,
+        guarded: &Guarded,
+        mut follower: Follower,
+        deadline: Instant,
+    ) -> Result<Option<Response<Body>>, Problem> {
+        let mut waiting = None;
+        loop {
+            let stage = follower.stages.borrow_and_update().clone();
+            match stage {
+                Stage::Asking => {}
+                Stage::Running(theirs) if theirs != guarded.name.fingerprint => return Err(Problem::Conflict),
+                Stage::Elsewhere(theirs) if theirs != guarded.name.fingerprint => {
+                    // The owner is in another process; only the database knows whose payload is the intent's.
+                    return match self.batcher.peek(&guarded.name).await {
+                        Err(error) => Err(of_database(error)),
+                        Ok(_) => Err(Problem::InProgress { retry_after: COME_AGAIN }),
+                    };
+                }
+                Stage::Running(_) | Stage::Elsewhere(_) => match guarded.policy().in_progress {
+                    InProgress::Refuse => return Err(Problem::InProgress { retry_after: COME_AGAIN }),
+                    InProgress::Status => return Ok(Some(guarded.status_url())),
+                    InProgress::Wait if waiting.is_none() => {
+                        let too_many = Problem::InProgress { retry_after: COME_AGAIN };
+                        let waiter = follower.wait(guarded.policy().waiters_max).ok_or(too_many)?;
+                        waiting = Some((waiter, self.admission.wait(&guarded.name.tenant)?));
+                    }
+                    InProgress::Wait => {}
+                },
+                Stage::Settled(replay) => return guarded.replayed(&replay).map(Some),
+                Stage::Ended(theirs, problem) if theirs == guarded.name.fingerprint => return Err(problem),
+                Stage::Ended(..) | Stage::Dissolved => return Ok(None),
+            }
+            match tokio::time::timeout_at(deadline.into(), follower.stages.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Ok(None),
+                Err(_) => return Err(Problem::InProgress { retry_after: COME_AGAIN }),
+            }
+        }
+    }
+
+    /// Claims, and does what the claim says.
+    async fn lead(self: Arc<Self>, guarded: Guarded, leader: Leader, reply: Reply, deadline: Instant) {
+        match self.claim(&guarded, &leader, deadline).await {
+            Ok(Claimed::Owned(owned, asked)) => self.run(guarded, leader, reply, owned, asked).await,
+            Ok(Claimed::Answer(answer)) => reply.send(answer),
+            Err(problem) => {
+                leader.at(match problem {
+                    // The intent is of another payload, which others may have sent.
+                    Problem::Conflict => Stage::Dissolved,
+                    _ => Stage::Ended(guarded.name.fingerprint, problem.clone()),
+                });
+                reply.send(Err(problem));
+            }
+        }
+    }
+
+    /// Asks until the intent is ours, settled, or somebody else's for longer than we may wait.
+    async fn claim(&self, guarded: &Guarded, leader: &Leader, deadline: Instant) -> Result<Claimed, Problem> {
+        let name = &guarded.name;
+        let mut probed = false;
+        loop {
+            let asked = Instant::now();
+            let observed = self.batcher.claim(name, Uuid::new_v4()).await.map_err(of_database)?;
+            match observed.claim {
+                Claim::Owned(owned) => return Ok(Claimed::Owned(owned, asked)),
+                Claim::InProgress { retry_after } => {
+                    leader.at(Stage::Elsewhere(name.fingerprint));
+                    match guarded.policy().in_progress {
+                        InProgress::Refuse => return Err(Problem::InProgress { retry_after }),
+                        InProgress::Status => return Ok(Claimed::Answer(Ok(guarded.status_url()))),
+                        InProgress::Wait => {
+                            let _waiting = self.admission.wait(&name.tenant)?;
+                            if !self.watch(name, deadline).await? {
+                                return Err(Problem::InProgress { retry_after: COME_AGAIN });
+                            }
+                        }
+                    }
+                }
+                Claim::Uncertain if guarded.route.probe.is_some() && !probed => {
+                    probed = true;
+                    if !self.probe(guarded).await {
+                        return Err(Problem::Uncertain);
+                    }
+                }
+                _ => return self.settled(guarded, leader, observed).map(|answer| Claimed::Answer(Ok(answer))),
+            }
+        }
+    }
+
+    /// Whether another process's claim ended before the deadline. One question at a time for all who wait here.
+    async fn watch(&self, name: &IntentName, deadline: Instant) -> Result<bool, Problem> {
+        let (mut pause, pause_max) = WATCH_EVERY;
+        while Instant::now() + pause < deadline {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(pause_max);
+            match self.batcher.peek(name).await.map_err(of_database)? {
+                Some(Observed { claim: Claim::InProgress { .. }, .. }) => {}
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    /// The answer of an intent that is settled, told to all who follow.
+    pub(crate) fn settled(
+        &self,
+        guarded: &Guarded,
+        leader: &Leader,
+        observed: Observed,
+    ) -> Result<Response<Body>, Problem> {
+        let answer = match observed.claim {
+            Claim::Replay(answer) => answer,
+            // A failure that was stored with its response is replayed like any other outcome.
+            Claim::FailedBefore { answer, .. } if answer.code.is_some() => answer,
+            Claim::FailedBefore { code, .. } => return Err(Problem::FailedBefore { code }),
+            Claim::Uncertain => return Err(Problem::Uncertain),
+            Claim::ResultExpired => return Err(Problem::ResultExpired),
+            Claim::InProgress { retry_after } => return Err(Problem::InProgress { retry_after }),
+            _ => return Err(Problem::Internal),
+        };
+        let replay = self.share(guarded, leader, answer, observed.expires_in);
+        guarded.replayed(&replay)
+    }
+
+    /// Puts an outcome that PostgreSQL has into the caches, and tells the followers.
+    pub(crate) fn share(
+        &self,
+        guarded: &Guarded,
+        leader: &Leader,
+        answer: pgonce::Answer,
+        fresh_for: Option<Duration>,
+    ) -> Arc<Replay> {
+        let IntentName { tenant, scope, key, fingerprint } = &guarded.name;
+        let replay = Arc::new(Replay { fingerprint: *fingerprint, answer, fresh_for });
+        guarded.live.caches.put(tenant, scope, key, Arc::clone(&replay));
+        leader.at(Stage::Settled(Arc::clone(&replay)));
+        replay
+    }
+
+    /// The claim is ours: forwards the request, and makes of what comes back what policy says.
+    async fn run(&self, guarded: Guarded, leader: Leader, reply: Reply, owned: Owned, asked: Instant) {
+        leader.at(Stage::Running(guarded.name.fingerprint));
+        let claim_id = owned.claim_id;
+        let lease = owned.lease.unwrap_or(guarded.route.scope_policy.lease);
+        let kept = self.batcher.keep(&guarded.name, claim_id, lease, asked);
+        fail::fail_point!("gateway::after_claim");
+        let flight = super::record::Flight { guarded, leader, claim_id, kept };
+        let request = match flight.guarded.upstream_request(claim_id) {
+            Ok(request) => request,
+            Err(problem) => return self.give_back(flight, reply, problem).await,
+        };
+        let answered = tokio::select! {
+            biased;
+            () = flight.kept.lost() => return self.lost(flight, reply).await,
+            answered = flight.guarded.live.upstream.send(request) => answered,
+        };
+        fail::fail_point!("gateway::after_forward");
+        match answered {
+            Ok(response) => self.take(flight, reply, response).await,
+            Err(Lost::NotSent) => self.give_back(flight, reply, Problem::UpstreamAway).await,
+            Err(lost) => self.doubt(flight, reply, lost.code(), lost.problem(), None).await,
+        }
+    }
+}
+
+/// What became of asking.
+enum Claimed {
+    Owned(Owned, Instant),
+    Answer(Result<Response<Body>, Problem>),
+}
+
+impl Guarded {
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.route.policy
+    }
+
+    /// A settled intent's answer, for a request that names it: never for another payload.
+    pub(crate) fn replayed(&self, replay: &Replay) -> Result<Response<Body>, Problem> {
+        if replay.fingerprint != self.name.fingerprint {
+            metrics::counter!("pgonce_conflicts_total", "scope" => self.name.scope.clone()).increment(1);
+            return Err(Problem::Conflict);
+        }
+        self.open(replay, true)
+    }
+
+    /// A stored answer as the response that it was.
+    pub(crate) fn open(&self, replay: &Replay, replayed: bool) -> Result<Response<Body>, Problem> {
+        let stored = self.live.open(&self.name, &replay.answer)?;
+        if stored.not_stored {
+            return Err(Problem::ResponseNotStored { code: Some(stored.status.as_u16()) });
+        }
+        let mut response = stored.into_http(replayed).map(Body::from);
+        publish_expiry(&mut response, replay.fresh_for);
+        Ok(response)
+    }
+
+    /// What goes to the upstream: the request as it came, and under which claim it runs.
+    fn upstream_request(&self, claim_id: Uuid) -> Result<Request<Body>, Problem> {
+        let mut request = Request::from_parts(self.head.clone(), Body::from(self.body.clone()));
+        self.live.upstream.address(&mut request, &self.peer)?;
+        let headers = request.headers_mut();
+        let value = |text: &str| {
+            HeaderValue::from_bytes(text.as_bytes())
+                .map_err(|_| Problem::Malformed("the tenant's name does not fit into a header".into()))
+        };
+        headers.insert(CLAIM, value(&claim_id.to_string())?);
+        headers.insert(SCOPE, value(&self.name.scope)?);
+        headers.insert(TENANT, value(&self.name.tenant)?);
+        // What was chunked is whole now.
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(self.body.len()));
+        Ok(request)
+    }
+
+    /// 202: where to ask how it goes. Whoever asks needs the same key and the same tenant.
+    fn status_url(&self) -> Response<Body> {
+        let location = super::endpoints::status_path(&self.name);
+        let body = serde_json::json!({
+            "status": "processing",
+            "status_url": location,
+            "detail": "The same request is being processed. Ask the status URL with the same Idempotency-Key, or repeat the request later.",
+        });
+        let mut response = Response::new(Body::from(Bytes::from(body.to_string())));
+        *response.status_mut() = StatusCode::ACCEPTED;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        if let Ok(location) = HeaderValue::from_str(&location) {
+            headers.insert(header::LOCATION, location);
+        }
+        response
+    }
+
+    /// What is kept of a response, as it goes into the row.
+    pub(crate) fn to_store(&self, head: &http::response::Parts, body: Option<Bytes>) -> Result<pgonce::Answer, Problem> {
+        let mut headers = head.headers.clone();
+        strip_hop_by_hop(&mut headers);
+        let stored = StoredResponse {
+            status: head.status,
+            headers: crate::stored::kept_headers(&headers, &self.policy().keep_headers),
+            not_stored: body.is_none(),
+            body: body.unwrap_or_default(),
+        };
+        self.live.seal(&self.name, stored)
+    }
+}
+
+/// When the outcome is forgotten, by the database's count.
+pub(crate) fn publish_expiry(response: &mut Response<Body>, fresh_for: Option<Duration>) {
+    if let Some(at) = fresh_for.and_then(|left| std::time::SystemTime::now().checked_add(left))
+        && let Ok(value) = HeaderValue::from_str(&httpdate::fmt_http_date(at))
+    {
+        response.headers_mut().insert("idempotency-expires", value);
+    }
+}
+
+/// The whole body, or why it is not to be had. Nothing has been claimed so far.
+async fn whole_body(mut body: Incoming, policy: &Policy) -> Result<Bytes, Problem> {
+    let limit = policy.body_bytes_max;
+    let too_large = || Problem::BodyTooLarge { limit };
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large());
+    }
+    let collected = tokio::time::timeout(policy.body_timeout, async {
+        let mut first = Bytes::new();
+        let mut rest = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.map_err(|_| Problem::BodyIncomplete)?.into_data() else { continue };
+            if first.len() + rest.len() + data.len() > limit {
+                return Err(too_large());
+            }
+            if first.is_empty() {
+                first = data;
+            } else {
+                rest.extend_from_slice(&data);
+            }
+        }
+        Ok(if rest.is_empty() {
+            first
+        } else {
+            let mut whole = BytesMut::with_capacity(first.len() + rest.len());
+            whole.extend_from_slice(&first);
+            whole.extend_from_slice(&rest);
+            whole.freeze()
+        })
+    });
+    collected.await.unwrap_or(Err(Problem::BodyTimeout))
+}
+
+/// What the database's refusal means to a client that has sent a request.
+pub(crate) fn of_database(error: Error) -> Problem {
+    match error {
+        Error::Conflict => Problem::Conflict,
+        Error::InProgress { retry_after } => Problem::InProgress { retry_after },
+        Error::Overloaded { retry_after } => Problem::Overloaded { retry_after },
+        Error::LeaseLost => Problem::LeaseLost,
+        Error::Database(error) if error.as_db_error().is_some_and(|db| db.code().code().starts_with("P400")) => {
+            Problem::Malformed("the key, the tenant or the scope is not one that the database takes".into())
+        }
+        error => {
+            tracing::warn!(%error, "the database did not answer");
+            Problem::DatabaseAway
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! `pgonce gateway`: a reverse proxy that speaks `Idempotency-Key`, before any service, unchanged.
+//!
+//! A guarded request is read whole, claimed with a lease, forwarded once, and its response stored under the
+//! claim's fence before anybody is told it. The effect is the upstream's own: a gateway that dies in between
+//! leaves a lease that runs out, and the scope's policy decides (trap 3). An upstream that takes `Pgonce-Claim`
+//! and calls `once.succeed` in its own transaction makes effect and outcome one, and nothing is ever uncertain.
+
+mod admission;
+mod body;
+pub mod config;
+mod endpoints;
+mod flights;
+mod guard;
+mod headers;
+mod probe;
+mod record;
+mod regions;
+mod serve;
+mod tls;
+mod upstream;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use pgonce::{Answer, BatchSettings, Batcher, IntentName, Settings};
+use tokio::net::TcpListener;
+use tokio_util::task::TaskTracker;
+
+use self::admission::Admission;
+use self::body::Body;
+use self::config::{ConfigError, ConfigSource, GatewayConfig};
+use self::flights::Flights;
+use self::regions::Homes;
+use self::upstream::{Peer, Upstream};
+use crate::cache::Caches;
+use crate::problem::{Problem, StatusMap};
+use crate::seal::Keyring;
+use crate::stored::{StoredResponse, sealed_with};
+use crate::tenant::TenantSource;
+
+/// Why the gateway does not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GatewayError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A secret, a certificate, a key file.
+    #[error("{0}")]
+    Setup(String),
+    /// The database.
+    #[error(transparent)]
+    Database(#[from] pgonce::Error),
+    /// The address to listen on.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        error: std::io::Error,
+    },
+}
+
+/// All that one gateway process is.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    /// What a reload replaces.
+    live: ArcSwap<Live>,
+    batcher: Batcher,
+    admission: Admission,
+    flights: Flights,
+    /// Requests that run under a claim: they go on when their client is gone, and are waited for at the end.
+    tasks: TaskTracker,
+    metrics: PrometheusHandle,
+}
+
+/// What the configuration made.
+#[derive(Debug)]
+pub(crate) struct Live {
+    config: GatewayConfig,
+    tenant: TenantSource,
+    keyring: Option<Keyring>,
+    caches: Caches,
+    upstream: Upstream,
+    regions: Option<Homes>,
+    tls: Option<tls::Acceptor>,
+}
+
+/// Serves until told to stop, and then until what runs has come to its end. `ready` is told the address.
+///
+/// # Errors
+/// Where it cannot start. A reload that fails is logged, and the running configuration stays.
+pub async fn run(
+    database: Settings,
+    source: ConfigSource,
+    ready: impl FnOnce(SocketAddr),
+    stop: impl Future<Output = ()>,
+    mut reload: tokio::sync::mpsc::Receiver<()>,
+) -> Result<(), GatewayError> {
+    let config = source.load()?;
+    let batcher = Batcher::connect(database, BatchSettings::default()).await?;
+    define_scopes(&batcher, &config).await?;
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .map_err(|error| GatewayError::Listen { address: config.listen, error })?;
+    let address = listener.local_addr().map_err(|error| GatewayError::Listen { address: config.listen, error })?;
+    let gateway = Arc::new(Gateway {
+        admission: Admission::new(&config.limits),
+        live: ArcSwap::from_pointee(Live::build(config, None)?),
+        batcher,
+        flights: Flights::default(),
+        tasks: TaskTracker::new(),
+        metrics: recorder(),
+    });
+    ready(address);
+    let reloading = Arc::clone(&gateway);
+    let reloads = async move {
+        while reload.recv().await.is_some() {
+            match reloading.reload(&source).await {
+                Ok(()) => tracing::info!("configuration reloaded"),
+                Err(error) => tracing::error!(%error, "not reloaded; the running configuration stays"),
+            }
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = serve::serve(gateway, listener, stop) => Ok(()),
+        () = reloads => Ok(()),
+    }
+}
+
+/// The scopes' rules are the database's: every caller of a scope lives by the same.
+async fn define_scopes(batcher: &Batcher, config: &GatewayConfig) -> Result<(), GatewayError> {
+    for (scope, policy) in config.scope_policies() {
+        batcher.define_scope(&scope, &policy).await?;
+    }
+    Ok(())
+}
+
+/// One recorder a process, whoever starts first.
+fn recorder() -> PrometheusHandle {
+    static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+    HANDLE
+        .get_or_init(|| {
+            let recorder = PrometheusBuilder::new().build_recorder();
+            let handle = recorder.handle();
+            if metrics::set_global_recorder(recorder).is_err() {
+                tracing::warn!("another metrics recorder is installed: /_pgonce/metrics stays empty");
+            }
+            handle
+        })
+        .clone()
+}
+
+impl Gateway {
+    async fn reload(&self, source: &ConfigSource) -> Result<(), GatewayError> {
+        let config = source.load()?;
+        define_scopes(&self.batcher, &config).await?;
+        let running = self.live.load_full();
+        if config.listen != running.config.listen {
+            tracing::warn!("a new listen address needs a restart");
+        }
+        self.admission.reconfigure(&config.limits);
+        self.live.store(Arc::new(Live::build(config, Some(&running))?));
+        Ok(())
+    }
+
+    /// Answers one request.
+    pub(crate) async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Arc<Peer>) -> Response<Body> {
+        let live = self.live.load_full();
+        if request.uri().path().starts_with(endpoints::PREFIX) {
+            let answered = self.own_endpoint(&live, &request, &peer).await;
+            return answered.unwrap_or_else(|problem| told(&problem, &StatusMap::default()));
+        }
+        let route = live.config.route(request.uri().path());
+        if !route.policy.guards(request.method()) {
+            let passed = live.upstream.pass(request, &peer).await;
+            return passed.unwrap_or_else(|problem| told(&problem, &route.policy.statuses));
+        }
+        let route = Arc::clone(route);
+        let answered = self.guard(live, Arc::clone(&route), request, peer).await;
+        answered.unwrap_or_else(|problem| told(&problem, &route.policy.statuses))
+    }
+}
+
+/// A refusal, as it is told and counted.
+fn told(problem: &Problem, statuses: &StatusMap) -> Response<Body> {
+    metrics::counter!("pgonce_problems_total", "problem" => problem.slug()).increment(1);
+    problem.response(statuses, None).map(Body::from)
+}
+
+impl Live {
+    /// Builds what the configuration describes. Caches stay across a reload that does not change them.
+    fn build(config: GatewayConfig, running: Option<&Self>) -> Result<Self, GatewayError> {
+        let setup = |error: &dyn std::fmt::Display| GatewayError::Setup(error.to_string());
+        let caches = match running.filter(|running| running.config.cache == config.cache) {
+            Some(running) => running.caches.clone(),
+            None => Caches::new(&config.cache).map_err(|error| setup(&error))?,
+        };
+        Ok(Self {
+            tenant: TenantSource::build(&config.tenant).map_err(|error| setup(&error))?,
+            keyring: config.seal.as_ref().map(Keyring::build).transpose().map_err(|error| setup(&error))?,
+            caches,
+            upstream: Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?,
+            regions: config.regions.as_ref().map(|regions| Homes::new(regions, &config)).transpose().map_err(|error| setup(&error))?,
+            tls: config.tls.as_ref().map(tls::Acceptor::new).transpose().map_err(|error| setup(&error))?,
+            config,
+        })
+    }
+
+    /// A response as it goes into the row: its body sealed, where that is configured.
+    pub(crate) fn seal(&self, name: &IntentName, mut stored: StoredResponse) -> Result<Answer, Problem> {
+        let Some(keyring) = self.keyring.as_ref().filter(|_| !stored.not_stored) else {
+            return Ok(stored.to_answer(None));
+        };
+        let (id, sealed) = keyring.seal(name, stored.status, &stored.body).map_err(|error| {
+            tracing::error!(%error, "a response could not be sealed");
+            Problem::Internal
+        })?;
+        stored.body = Bytes::from(sealed);
+        Ok(stored.to_answer(Some(&id)))
+    }
+
+    /// A stored answer as the response that it was.
+    pub(crate) fn open(&self, name: &IntentName, answer: &Answer) -> Result<StoredResponse, Problem> {
+        let code = answer.code.and_then(|code| u16::try_from(code).ok());
+        let unreadable = |error: &dyn std::fmt::Display| {
+            tracing::error!(%error, scope = %name.scope, key_hash = %pgonce::key_hash(&name.key), "a stored response cannot be read");
+            Problem::ResponseNotStored { code }
+        };
+        match (sealed_with(answer), &self.keyring) {
+            (None, _) => StoredResponse::from_answer(answer).map_err(|error| unreadable(&error)),
+            (Some(_), None) => Err(unreadable(&"it is sealed, and no keys are configured")),
+            (Some(_), Some(keyring)) => {
+                let body = keyring.open(name, answer).map_err(|error| unreadable(&error))?;
+                StoredResponse::from_opened(answer, Bytes::from(body)).map_err(|error| unreadable(&error))
+            }
+        }
+    }
+}

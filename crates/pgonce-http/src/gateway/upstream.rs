@@ -1,0 +1,227 @@
+//! The service behind: how requests get there, and what it means when they do not.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::header::{self, HeaderMap, HeaderValue};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Request, Response, StatusCode, Uri, Version};
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+
+use super::admission::Breaker;
+use super::body::Body;
+use super::config::UpstreamConfig;
+use super::headers::{CLAIM, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, wants_upgrade};
+use super::regions::HOP;
+use super::tls;
+use crate::problem::Problem;
+
+/// Who is at the other end of a client's connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    pub(crate) tls: bool,
+    pub(crate) identity: crate::tenant::PeerIdentity,
+}
+
+/// Why there is no response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// No byte of the request left: the effect is not there.
+    NotSent,
+    /// No response in time: the effect may be there.
+    TimedOut,
+    /// The connection broke: the effect may be there.
+    Broken,
+}
+
+/// One service, reached over a pool of kept connections.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    client: Client<HttpsConnector<HttpConnector>, Body>,
+    scheme: Scheme,
+    authority: Authority,
+    base: String,
+    http2: bool,
+    timeout: Duration,
+    trust_forwarded: bool,
+    pub(crate) breaker: Breaker,
+}
+
+impl Upstream {
+    pub(crate) fn new(config: &UpstreamConfig, trust_forwarded: bool) -> Result<Self, tls::TlsError> {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(config.connect_timeout));
+        connector.enforce_http(false);
+        let connector = tls::upstream_connector(config, connector)?;
+        let client = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            // Shorter than what services keep a silent connection open for: a request must not meet its end.
+            .pool_idle_timeout(config.idle_timeout)
+            .pool_max_idle_per_host(config.idle_max)
+            .http2_only(config.http2)
+            .set_host(false)
+            .build(connector);
+        let parts = config.url.clone().into_parts();
+        Ok(Self {
+            client,
+            scheme: parts.scheme.unwrap_or(Scheme::HTTP),
+            authority: parts.authority.unwrap_or_else(|| Authority::from_static("localhost")),
+            base: parts.path_and_query.map(|path| path.path().trim_end_matches('/').to_owned()).unwrap_or_default(),
+            http2: config.http2,
+            timeout: config.timeout,
+            trust_forwarded,
+            breaker: Breaker::new(&config.breaker),
+        })
+    }
+
+    /// The same request, addressed to the upstream, with what belongs to this hop only replaced.
+    pub(crate) fn address<B>(&self, request: &mut Request<B>, peer: &Peer) -> Result<(), Problem> {
+        let from_http2 = request.version() == Version::HTTP_2;
+        let host = request
+            .headers()
+            .get(header::HOST)
+            .cloned()
+            .or_else(|| request.uri().authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()));
+        let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+        let path = if self.base.is_empty() { path.parse() } else { format!("{}{path}", self.base).parse() };
+        let path: PathAndQuery = path.map_err(|_| Problem::Malformed("the request's target cannot be forwarded".into()))?;
+        let mut parts = http::uri::Parts::default();
+        parts.scheme = Some(self.scheme.clone());
+        parts.authority = Some(self.authority.clone());
+        parts.path_and_query = Some(path);
+        *request.uri_mut() =
+            Uri::from_parts(parts).map_err(|_| Problem::Malformed("the request's target cannot be forwarded".into()))?;
+        *request.version_mut() = if self.http2 { Version::HTTP_2 } else { Version::HTTP_11 };
+        let headers = request.headers_mut();
+        strip_hop_by_hop(headers);
+        headers.remove(header::EXPECT); // answered here, by reading the body
+        for name in [CLAIM, SCOPE, TENANT, HOP] {
+            headers.remove(name);
+        }
+        if from_http2 {
+            join_cookies(headers);
+        }
+        forwarded(headers, peer.address, peer.tls, host.as_ref(), self.trust_forwarded);
+        headers.append(header::VIA, HeaderValue::from_static(if from_http2 { "2 pgonce" } else { "1.1 pgonce" }));
+        // A service on the same network is told the name that the client used; one behind TLS answers to its own.
+        let own = HeaderValue::from_str(self.authority.as_str()).ok();
+        let told = if self.scheme == Scheme::HTTPS { own } else { host.or(own) };
+        match told {
+            Some(host) if !self.http2 => headers.insert(header::HOST, host),
+            _ => headers.remove(header::HOST),
+        };
+        Ok(())
+    }
+
+    /// Sends a request and waits for the head of its response.
+    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Lost> {
+        if !self.breaker.lets_through() {
+            return Err(Lost::NotSent);
+        }
+        let answered = tokio::time::timeout(self.timeout, self.client.request(request)).await;
+        match answered {
+            Ok(Ok(response)) => {
+                self.breaker.succeeded();
+                Ok(response)
+            }
+            Ok(Err(error)) => {
+                self.breaker.failed();
+                let lost = if error.is_connect() { Lost::NotSent } else { Lost::Broken };
+                tracing::debug!(error = %chain(&error), ?lost, "no response from the upstream");
+                Err(lost)
+            }
+            Err(_) => {
+                self.breaker.failed();
+                Err(Lost::TimedOut)
+            }
+        }
+    }
+
+    /// Passes a request that is not guarded, streaming both ways.
+    pub(crate) async fn pass(&self, mut request: Request<Incoming>, peer: &Peer) -> Result<Response<Body>, Problem> {
+        if let Some(protocol) = wants_upgrade(&request) {
+            return self.upgrade(request, protocol, peer).await;
+        }
+        self.address(&mut request, peer)?;
+        let mut response = self.send(request.map(Body::Streaming)).await.map_err(Lost::problem)?;
+        strip_hop_by_hop(response.headers_mut());
+        Ok(response.map(Body::Streaming))
+    }
+
+    /// WebSocket and other upgrades: once both sides have switched, bytes go through as they are.
+    async fn upgrade(
+        &self,
+        mut request: Request<Incoming>,
+        protocol: HeaderValue,
+        peer: &Peer,
+    ) -> Result<Response<Body>, Problem> {
+        let theirs = hyper::upgrade::on(&mut request);
+        self.address(&mut request, peer)?;
+        ask_upgrade(request.headers_mut(), protocol);
+        let mut response = self.send(request.map(Body::Streaming)).await.map_err(Lost::problem)?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            strip_hop_by_hop(response.headers_mut());
+            return Ok(response.map(Body::Streaming));
+        }
+        let agreed = response.headers().get(header::UPGRADE).cloned();
+        let ours = hyper::upgrade::on(&mut response);
+        tokio::spawn(async move {
+            match tokio::try_join!(theirs, ours) {
+                Ok((client, upstream)) => {
+                    let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+                    // Either side may end it at any time: nothing to say about that.
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
+                }
+                Err(error) => tracing::debug!(%error, "the upgrade did not come about"),
+            }
+        });
+        strip_hop_by_hop(response.headers_mut());
+        if let Some(agreed) = agreed {
+            ask_upgrade(response.headers_mut(), agreed);
+        }
+        Ok(response.map(|_| Body::empty()))
+    }
+}
+
+impl Lost {
+    /// What it means for a request that nobody guards.
+    pub(crate) fn problem(self) -> Problem {
+        match self {
+            Self::NotSent => Problem::UpstreamAway,
+            Self::TimedOut => Problem::UpstreamTimeout,
+            Self::Broken => Problem::UpstreamUncertain { upstream_status: None },
+        }
+    }
+
+    /// How the row calls it.
+    pub(crate) fn code(self) -> &'static str {
+        match self {
+            Self::NotSent => "upstream_away",
+            Self::TimedOut => "upstream_timeout",
+            Self::Broken => "upstream_broken",
+        }
+    }
+}
+
+fn ask_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, protocol);
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
