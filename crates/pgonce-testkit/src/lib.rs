@@ -9,6 +9,7 @@ mod checks;
 mod database;
 mod faults;
 pub mod history;
+pub mod programs;
 
 pub use checks::checksum;
 pub use database::{TestDb, cluster, eventually, lock_waiters};
