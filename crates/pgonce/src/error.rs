@@ -81,6 +81,20 @@ pub enum Error {
         /// When to come again.
         retry_after: Duration,
     },
+    /// The database could not be reached, or did not answer in time. Nothing may be run by this call.
+    #[error("the database is away ({reason}); nothing may be run; retry with the same key")]
+    Away {
+        /// Why.
+        reason: String,
+    },
+    /// The database refused this intent of a batch, and will every time. Nothing was run.
+    #[error("refused: {message} [{sqlstate}]; nothing was run")]
+    Refused {
+        /// The SQLSTATE; see docs/reference/errors.md.
+        sqlstate: String,
+        /// What is wrong with it.
+        message: String,
+    },
     /// The schema in the database does not fit this binary.
     #[error("{0}")]
     Schema(String),
@@ -95,7 +109,7 @@ pub enum Error {
     Database(#[source] tokio_postgres::Error),
 }
 
-fn describe(error: &tokio_postgres::Error) -> String {
+pub(crate) fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => {
             let hint = db.hint().map(|hint| format!(" {hint}")).unwrap_or_default();
@@ -117,6 +131,7 @@ impl Error {
             | Self::FailedRetryable { .. }
             | Self::InDoubt { .. }
             | Self::LeaseLost
+            | Self::Away { .. }
             | Self::Overloaded { .. } => true,
             Self::Database(error) => {
                 matches!(sqlstate::verdict_of(error), Verdict::Again | Verdict::Later | Verdict::InDoubt)
@@ -133,6 +148,7 @@ impl Error {
             Self::InProgress { .. } => Some("P4029"),
             Self::FailedBefore { .. } => Some("P4030"),
             Self::LeaseLost => Some("P4010"),
+            Self::Refused { sqlstate, .. } => Some(sqlstate),
             Self::Database(error) => error.code().map(tokio_postgres::error::SqlState::code),
             _ => None,
         }

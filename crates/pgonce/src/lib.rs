@@ -26,6 +26,7 @@
 //! for callers who own the transaction are [`claim`] and the methods of [`Owned`]. The rules are SQL
 //! functions in the schema `once`: this crate calls them.
 
+mod batch;
 mod claim;
 mod direct;
 mod error;
@@ -45,6 +46,7 @@ pub mod sqlx;
 mod tls;
 mod tx;
 
+pub use batch::{BatchSettings, Batcher, Kept, Observed, Recorded};
 pub use claim::{Answer, Claim, ClaimOptions, IntentName, Mode, Owned, OwnedKind, claim};
 pub use error::{Error, Failure};
 pub use fingerprint::{Fingerprint, fingerprint, fingerprint_bytes, key_hash, stable_uuid};
