@@ -75,6 +75,9 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// The effect kept its transaction beyond its own end. Nothing was committed.
+    #[error("the effect kept its transaction beyond its end; nothing was committed")]
+    Kept,
     /// Too many callers wait for a database connection; nothing was run.
     #[error("overloaded: no database connection within the limit; nothing was run; retry in {retry_after:?}")]
     Overloaded {
@@ -167,7 +170,7 @@ impl From<tokio_postgres::Error> for Error {
 
 /// Why an effect did not happen: what the closure of `run` returns. Any error converts into it with `?`;
 /// a database error is judged by its SQLSTATE, any other is final unless made with [`Failure::retry`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Failure {
     pub(crate) code: String,
     pub(crate) message: String,
@@ -183,6 +186,12 @@ impl Failure {
     /// The effect could not happen now, and may later: a retry with the same key runs it again.
     pub fn retry(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code: code.into(), message: message.into(), verdict: Verdict::Later }
+    }
+
+    /// Whether another attempt may come out differently.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.verdict, Verdict::Again | Verdict::Later | Verdict::InDoubt)
     }
 
     pub(crate) fn of_database(error: &tokio_postgres::Error) -> Self {
