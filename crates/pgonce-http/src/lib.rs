@@ -6,6 +6,8 @@
 //! stored response, and what each refusal looks like, is in the modules here, once, for both.
 
 mod fingerprint;
+#[cfg(feature = "gateway")]
+pub mod gateway;
 mod key;
 mod latin1;
 mod policy;
