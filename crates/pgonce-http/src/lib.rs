@@ -7,5 +7,7 @@
 
 mod policy;
 pub mod problem;
+#[cfg(feature = "gateway")]
+pub mod seal;
 
 pub use policy::{BodyPart, FingerprintParts, InProgress, KeySyntax, Policy, Requirement};
