@@ -9,5 +9,7 @@ mod policy;
 pub mod problem;
 #[cfg(feature = "gateway")]
 pub mod seal;
+#[cfg(feature = "gateway")]
+pub mod tenant;
 
 pub use policy::{BodyPart, FingerprintParts, InProgress, KeySyntax, Policy, Requirement};
