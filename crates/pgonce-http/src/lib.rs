@@ -5,11 +5,19 @@
 //! `gateway`) stands before any service in any language. What counts as a key, a fingerprint, an outcome and a
 //! stored response, and what each refusal looks like, is in the modules here, once, for both.
 
+mod fingerprint;
+mod key;
+mod latin1;
 mod policy;
 pub mod problem;
 #[cfg(feature = "gateway")]
 pub mod seal;
+pub mod stored;
 #[cfg(feature = "gateway")]
 pub mod tenant;
 
+pub use fingerprint::{is_pointer, request_fingerprint};
+pub use key::{KEY_BYTES_MAX, KeyError, parse_key};
 pub use policy::{BodyPart, FingerprintParts, InProgress, KeySyntax, Policy, Requirement};
+pub use problem::{Effect, Problem, StatusMap};
+pub use stored::{StoredError, StoredResponse};
