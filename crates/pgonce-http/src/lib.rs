@@ -12,7 +12,11 @@ mod key;
 mod latin1;
 mod policy;
 pub mod problem;
+#[cfg(feature = "gateway")]
+pub mod seal;
 pub mod stored;
+#[cfg(feature = "gateway")]
+pub mod tenant;
 
 pub use fingerprint::{is_pointer, request_fingerprint};
 pub use key::{KEY_BYTES_MAX, KeyError, parse_key};
