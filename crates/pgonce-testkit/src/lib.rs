@@ -9,7 +9,9 @@ mod checks;
 mod database;
 mod faults;
 pub mod history;
+mod redis;
 
 pub use checks::checksum;
 pub use database::{TestDb, cluster, eventually, lock_waiters};
 pub use faults::{Cut, FaultProxy};
+pub use redis::RedisServer;
