@@ -11,7 +11,7 @@ build:
 	cargo build --release --locked -p pgonce-cli
 
 setup:
-	@scripts/setup.sh rust postgresql languages
+	@scripts/setup.sh rust postgresql languages redis
 
 lint:
 	@scripts/setup.sh rust

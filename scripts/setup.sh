@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing on a bare machine, where it may (root or password-less sudo); otherwise prints
-# the exact command and fails. Usage: scripts/setup.sh rust|postgresql|languages|pgbouncer|cargo-deny …
+# the exact command and fails. Usage: scripts/setup.sh rust|postgresql|languages|redis|pgbouncer|cargo-deny …
 set -euo pipefail
 
 as_root() {
@@ -21,6 +21,20 @@ install() { # install WHAT PACKAGE…
   echo "    brew install ${BREW:-$*}        (macOS)" >&2
   exit 1
 }
+
+# Installs a package that brings a service, and starts none: the suite runs its own. Debian asks policy-rc.d
+# before it starts anything; a policy that is there already is the administrator's, and stays.
+install_unstarted() ( # install_unstarted WHAT SERVICE PACKAGE…
+  what=$1 service=$2 policy=/usr/sbin/policy-rc.d ours=; shift 2
+  trap '[ -z "$ours" ] || as_root rm -f "$policy"' EXIT
+  if command -v apt-get >/dev/null && as_root true 2>/dev/null && [ ! -e "$policy" ]; then
+    ours=1
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null && as_root chmod 755 "$policy"
+  fi
+  install "$what" "$@"
+  # Nor at the next boot.
+  ! command -v systemctl >/dev/null || as_root systemctl disable --quiet "$service" 2>/dev/null || true
+)
 
 have_postgres() {
   [ -n "${PGONCE_PG_BIN:-}" ] && return 0
@@ -51,6 +65,8 @@ for part in "$@"; do
       case $skip in *,python,*) ;; *) python3 -c 'import venv, ensurepip' 2>/dev/null || BREW=python install "Python with venv" python3 python3-venv ;; esac
       case $skip in *,node,*) ;; *) command -v npm >/dev/null || BREW=node install "Node.js" nodejs npm ;; esac
       case $skip in *,go,*) ;; *) command -v go >/dev/null || BREW=go install "Go" golang ;; esac ;;
+    redis)
+      command -v redis-server >/dev/null || BREW=redis install_unstarted "Redis" redis-server redis-server ;;
     pgbouncer)
       command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || install "PgBouncer" pgbouncer ;;
     cargo-deny)

@@ -6,11 +6,17 @@
 //! stored response, and what each refusal looks like, is in the modules here, once, for both.
 
 mod fingerprint;
+#[cfg(feature = "gateway")]
+pub mod gateway;
 mod key;
 mod latin1;
 mod policy;
 pub mod problem;
+#[cfg(feature = "gateway")]
+pub mod seal;
 pub mod stored;
+#[cfg(feature = "gateway")]
+pub mod tenant;
 
 pub use fingerprint::{is_pointer, request_fingerprint};
 pub use key::{KEY_BYTES_MAX, KeyError, parse_key};

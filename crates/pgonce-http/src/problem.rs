@@ -438,3 +438,6 @@ impl StatusMap {
         self.overrides.get(problem.slug()).copied().unwrap_or_else(|| problem.default_status())
     }
 }
+
+#[cfg(test)]
+mod tests;

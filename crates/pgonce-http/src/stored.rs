@@ -271,3 +271,236 @@ fn read_header(name: &str, value: &Value, marks: &mut Marks, headers: &mut Heade
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pair = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        lines.iter().map(pair).collect()
+    }
+
+    fn names(headers: &[(HeaderName, HeaderValue)]) -> Vec<&str> {
+        headers.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    fn response(headers: Headers, body: &'static [u8]) -> StoredResponse {
+        StoredResponse { status: StatusCode::CREATED, headers, body: Bytes::from_static(body), not_stored: false }
+    }
+
+    fn answer(code: Option<i32>, headers: Option<Value>, body: Option<&[u8]>) -> Answer {
+        Answer { code, headers, body: body.map(<[u8]>::to_vec), ..Answer::default() }
+    }
+
+    #[test]
+    fn what_describes_the_response_is_kept_and_the_rest_is_not() {
+        let sent = map(&[
+            ("content-type", "application/json"),
+            ("etag", "\"1\""),
+            ("location", "/orders/1"),
+            ("date", "Mon, 01 Jan 2024 00:00:00 GMT"),
+            ("server", "x"),
+            ("x-request-id", "7"),
+            ("retry-after", "3"),
+            ("accept-ranges", "bytes"),
+            ("x-total", "9"),
+        ]);
+        assert_eq!(names(&kept_headers(&sent, &[])), ["content-type", "etag", "location"]);
+        let extra = [HeaderName::from_static("x-total")];
+        assert_eq!(names(&kept_headers(&sent, &extra)), ["content-type", "etag", "location", "x-total"]);
+        assert!(KEPT.iter().all(|name| !is_never_kept(&HeaderName::from_static(name))));
+        assert!(KEPT.is_sorted() && NEVER.is_sorted());
+    }
+
+    #[test]
+    fn what_is_one_callers_or_one_connections_is_never_kept() {
+        let private = [
+            ("set-cookie", "session=1"),
+            ("set-cookie2", "session=1"),
+            ("cookie", "session=1"),
+            ("authorization", "Basic eA=="),
+            ("authentication-info", "nextnonce=1"),
+            ("proxy-authenticate", "Basic"),
+            ("proxy-authorization", "Basic eA=="),
+            ("proxy-authentication-info", "x"),
+            ("proxy-connection", "close"),
+            ("connection", "close"),
+            ("keep-alive", "timeout=5"),
+            ("te", "trailers"),
+            ("trailer", "etag"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("content-length", "5"),
+            ("idempotency-replayed", "true"),
+        ];
+        let asked: Vec<HeaderName> = private.iter().map(|(name, _)| HeaderName::from_static(name)).collect();
+        assert_eq!(kept_headers(&map(&private), &asked), []);
+        assert!(asked.iter().all(is_never_kept));
+        // Nor replayed, where an upstream has stored them by itself.
+        let pairs: Vec<Value> = private.iter().map(|(name, value)| json!([name.to_uppercase(), value])).collect();
+        let object = private.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        for stored in [Value::Array(pairs), Value::Object(object)] {
+            let read = StoredResponse::from_answer(&answer(Some(200), Some(stored), Some(b"x"))).unwrap();
+            assert_eq!(read.headers, []);
+        }
+    }
+
+    #[test]
+    fn what_connection_names_is_not_kept() {
+        let mut sent = map(&[("etag", "1"), ("x-hop", "1"), ("x-end", "1"), ("link", "<a>")]);
+        sent.append("connection", HeaderValue::from_static("close, X-Hop"));
+        sent.append("connection", HeaderValue::from_static("ETag ,"));
+        let extra = ["x-hop", "x-end"].map(HeaderName::from_static);
+        assert_eq!(names(&kept_headers(&sent, &extra)), ["x-end", "link"]);
+    }
+
+    #[test]
+    fn duplicates_stay_and_stay_in_order() {
+        let sent = map(&[("link", "<b>"), ("vary", "accept"), ("link", "<a>"), ("link", "<b>")]);
+        let kept = kept_headers(&sent, &[]);
+        let links = |headers: &HeaderMap| headers.get_all("link").iter().cloned().collect::<Vec<_>>();
+        let answer = response(kept, b"x").to_answer(None);
+        let replayed = StoredResponse::from_answer(&answer).unwrap().into_http(true);
+        assert_eq!(links(replayed.headers()), ["<b>", "<a>", "<b>"]);
+        assert_eq!(replayed.headers()["vary"], "accept");
+    }
+
+    #[test]
+    fn a_replay_has_the_status_the_bytes_and_says_what_it_is() {
+        let stored = response(vec![(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"))], b"\x1f\x8b\0\xff");
+        for replayed in [true, false] {
+            let sent = stored.clone().into_http(replayed);
+            assert_eq!(sent.status(), 201);
+            assert_eq!(sent.body(), &b"\x1f\x8b\0\xff"[..]);
+            assert_eq!(sent.headers().get(REPLAYED).is_some_and(|value| value == "true"), replayed);
+        }
+    }
+
+    #[test]
+    fn no_content_type_stays_no_content_type() {
+        let read = StoredResponse::from_answer(&response(Vec::new(), b"{}").to_answer(None)).unwrap();
+        assert_eq!(read, response(Vec::new(), b"{}"));
+    }
+
+    #[test]
+    fn an_upstreams_own_answer_is_read() {
+        // once.succeed(p_response => …): a body that is JSON, and nothing else.
+        let read = StoredResponse::from_answer(&answer(None, None, Some(b"{\"id\": 1}"))).unwrap();
+        assert_eq!((read.status, read.not_stored), (StatusCode::OK, false));
+        assert_eq!(read.headers, [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        let null = StoredResponse::from_answer(&answer(Some(201), Some(Value::Null), Some(b"[1]"))).unwrap();
+        assert_eq!(names(&null.headers), ["content-type"]);
+        // p_response_body without headers: bytes of no known type.
+        for body in [&b"plain"[..], b"", b"\xff"] {
+            let read = StoredResponse::from_answer(&answer(None, None, Some(body))).unwrap();
+            assert_eq!((names(&read.headers), read.body.as_ref(), read.not_stored), (vec![], body, false));
+        }
+        // Headers as an object, in any spelling of their names.
+        let headers = json!({"Content-Type": "text/plain", "x-n": 7, "link": ["<a>", "<b>"]});
+        let sent = StoredResponse::from_answer(&answer(Some(202), Some(headers), Some(b"{}"))).unwrap().into_http(true);
+        assert_eq!(sent.headers()["content-type"], "text/plain");
+        assert_eq!(sent.headers()["x-n"], "7");
+        assert_eq!(sent.headers().get_all("link").iter().collect::<Vec<_>>(), ["<a>", "<b>"]);
+        // Headers that say nothing of the type are headers all the same.
+        let read = StoredResponse::from_answer(&answer(None, Some(json!({})), Some(b"{}"))).unwrap();
+        assert_eq!(read.headers, []);
+    }
+
+    #[test]
+    fn an_answer_without_a_response_is_not_passed_off_as_an_empty_one() {
+        for code in [None, Some(200), Some(201)] {
+            let read = StoredResponse::from_answer(&answer(code, None, None)).unwrap();
+            assert!(read.not_stored);
+            let sent = read.into_http(true);
+            assert_eq!(sent.status(), 410);
+            let body: Value = serde_json::from_slice(sent.body()).unwrap();
+            assert_eq!((&body["effect"], &body["original_status"]), (&json!("done"), &json!(code.unwrap_or(200))));
+        }
+        for code in [204, 304] {
+            assert!(!StoredResponse::from_answer(&answer(Some(code), None, None)).unwrap().not_stored);
+        }
+        assert!(!StoredResponse::from_answer(&answer(Some(202), Some(json!([])), None)).unwrap().not_stored);
+    }
+
+    #[test]
+    fn a_response_that_was_too_large_leaves_a_mark_and_no_body() {
+        let large = StoredResponse { not_stored: true, ..response(Vec::new(), b"the beginning") };
+        let answer = large.to_answer(None);
+        assert_eq!(answer.body.as_deref(), Some(&b""[..]));
+        let read = StoredResponse::from_answer(&answer).unwrap();
+        assert!(read.not_stored && read.body.is_empty());
+        assert_eq!(read.status, 201);
+        assert_eq!(read.headers, []);
+    }
+
+    #[test]
+    fn what_is_sealed_is_not_read_as_if_it_were_open() {
+        let plain = response(vec![(header::ETAG, HeaderValue::from_static("1"))], b"plain");
+        let sealed = StoredResponse { body: Bytes::from_static(b"sealed"), ..plain.clone() }.to_answer(Some("k1"));
+        assert_eq!(sealed_with(&sealed), Some("k1"));
+        assert_eq!(StoredResponse::from_answer(&sealed), Err(StoredError::Sealed));
+        assert_eq!(StoredResponse::from_opened(&sealed, Bytes::from_static(b"plain")), Ok(plain.clone()));
+        assert_eq!(sealed_with(&plain.to_answer(None)), None);
+        assert_eq!(sealed_with(&answer(None, None, None)), None);
+        assert_eq!(sealed_with(&answer(None, Some(json!(["x", [], 3, {"a": 1}])), None)), None);
+    }
+
+    #[test]
+    fn what_is_no_response_is_an_error_and_not_a_guess() {
+        for code in [-1, 0, 99, 100, 101, 199, 600, 999, 65736, i32::MAX, i32::MIN] {
+            let read = StoredResponse::from_answer(&answer(Some(code), None, Some(b"x")));
+            assert_eq!(read, Err(StoredError::Code(code)));
+        }
+        for headers in [
+            json!("text"),
+            json!(1),
+            json!(["content-type", "text/plain"]),
+            json!([["content-type"]]),
+            json!([["content-type", "a", "b"]]),
+            json!([[1, "a"]]),
+            json!([["a", null]]),
+            json!({"a": {"b": "c"}}),
+            json!({"a": [["b"]]}),
+            json!({"": "x"}),
+            json!({"a b": "x"}),
+            json!({"a": "x\r\nset-cookie: y"}),
+            json!({"a": "x\u{0}"}),
+            json!({"a": "\u{20ac}"}),
+            json!([[":later", "x"]]),
+            json!([[":status", "200"]]),
+        ] {
+            let read = StoredResponse::from_answer(&answer(Some(200), Some(headers.clone()), Some(b"x")));
+            assert!(matches!(read, Err(StoredError::Headers(_))), "{headers}");
+        }
+    }
+
+    fn any_value() -> impl Strategy<Value = HeaderValue> {
+        let byte = prop_oneof![Just(b'\t'), 0x20_u8..0x7f, 0x80_u8..=0xff];
+        proptest::collection::vec(byte, 0..40).prop_map(|bytes| HeaderValue::from_bytes(&bytes).unwrap())
+    }
+
+    proptest! {
+        /// Through the text of the JSON too, which is what the database keeps.
+        #[test]
+        fn any_response_survives(
+            code in 200_u16..600,
+            values in proptest::collection::vec((0..KEPT.len(), any_value()), 0..8),
+            body in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let headers = values.into_iter().map(|(at, value)| (HeaderName::from_static(KEPT[at]), value)).collect();
+            let status = StatusCode::from_u16(code).unwrap();
+            let stored = StoredResponse { status, headers, body: body.into(), not_stored: false };
+            let mut answer = stored.clone().to_answer(None);
+            let text = answer.headers.unwrap().to_string();
+            answer.headers = Some(serde_json::from_str(&text).unwrap());
+            prop_assert_eq!(StoredResponse::from_answer(&answer), Ok(stored));
+        }
+    }
+}

@@ -10,7 +10,9 @@ mod database;
 mod faults;
 pub mod history;
 pub mod programs;
+mod redis;
 
 pub use checks::checksum;
 pub use database::{TestDb, cluster, eventually, lock_waiters};
 pub use faults::{Cut, FaultProxy};
+pub use redis::RedisServer;

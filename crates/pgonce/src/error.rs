@@ -75,11 +75,28 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// The effect kept its transaction beyond its own end. Nothing was committed.
+    #[error("the effect kept its transaction beyond its end; nothing was committed")]
+    Kept,
     /// Too many callers wait for a database connection; nothing was run.
     #[error("overloaded: no database connection within the limit; nothing was run; retry in {retry_after:?}")]
     Overloaded {
         /// When to come again.
         retry_after: Duration,
+    },
+    /// The database could not be reached, or did not answer in time. Nothing may be run by this call.
+    #[error("the database is away ({reason}); nothing may be run; retry with the same key")]
+    Away {
+        /// Why.
+        reason: String,
+    },
+    /// The database refused this intent of a batch, and will every time. Nothing was run.
+    #[error("refused: {message} [{sqlstate}]; nothing was run")]
+    Refused {
+        /// The SQLSTATE; see docs/reference/errors.md.
+        sqlstate: String,
+        /// What is wrong with it.
+        message: String,
     },
     /// The schema in the database does not fit this binary.
     #[error("{0}")]
@@ -95,7 +112,7 @@ pub enum Error {
     Database(#[source] tokio_postgres::Error),
 }
 
-fn describe(error: &tokio_postgres::Error) -> String {
+pub(crate) fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => {
             let hint = db.hint().map(|hint| format!(" {hint}")).unwrap_or_default();
@@ -117,6 +134,7 @@ impl Error {
             | Self::FailedRetryable { .. }
             | Self::InDoubt { .. }
             | Self::LeaseLost
+            | Self::Away { .. }
             | Self::Overloaded { .. } => true,
             Self::Database(error) => {
                 matches!(sqlstate::verdict_of(error), Verdict::Again | Verdict::Later | Verdict::InDoubt)
@@ -133,6 +151,7 @@ impl Error {
             Self::InProgress { .. } => Some("P4029"),
             Self::FailedBefore { .. } => Some("P4030"),
             Self::LeaseLost => Some("P4010"),
+            Self::Refused { sqlstate, .. } => Some(sqlstate),
             Self::Database(error) => error.code().map(tokio_postgres::error::SqlState::code),
             _ => None,
         }
@@ -151,7 +170,7 @@ impl From<tokio_postgres::Error> for Error {
 
 /// Why an effect did not happen: what the closure of `run` returns. Any error converts into it with `?`;
 /// a database error is judged by its SQLSTATE, any other is final unless made with [`Failure::retry`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Failure {
     pub(crate) code: String,
     pub(crate) message: String,
@@ -167,6 +186,12 @@ impl Failure {
     /// The effect could not happen now, and may later: a retry with the same key runs it again.
     pub fn retry(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code: code.into(), message: message.into(), verdict: Verdict::Later }
+    }
+
+    /// Whether another attempt may come out differently.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.verdict, Verdict::Again | Verdict::Later | Verdict::InDoubt)
     }
 
     pub(crate) fn of_database(error: &tokio_postgres::Error) -> Self {

@@ -8,13 +8,19 @@ use tokio_postgres::types::{ToSql, Type};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
-use crate::claim::{Answer, Claim, ClaimWire, Mode, interval, renew_parameters, succeed_parameters};
+use crate::claim::{
+    Answer, Claim, ClaimWire, Mode, interval, release_parameters, renew_parameters, succeed_parameters,
+};
 use crate::error::Failure;
-use crate::intent::{Intent, Outcome};
+use crate::intent::Intent;
+use crate::outcome::{Answered, Decision, Outcome, as_json, from_json};
 use crate::retry::Budget;
 use crate::sql::{Call, ClaimRow};
 use crate::sqlstate::{Verdict, is_disconnect, verdict_of};
 use crate::{Error, Once, observe};
+
+/// The shortest lease that the database takes.
+const LEASE_MIN: Duration = Duration::from_millis(10);
 
 /// What the work may know of its claim. A resource that can compare takes `fence` and refuses smaller ones;
 /// a provider that deduplicates takes the intent's key.
@@ -37,12 +43,28 @@ impl Intent<'_> {
     ///
     /// # Errors
     /// See [`Error`]. `Error::LeaseLost` means that the work was stopped, or finished too late to be recorded.
-    pub async fn run_leased<T, F, R>(mut self, work: F) -> Result<Outcome<T>, Error>
+    pub async fn run_leased<T, F, R>(self, work: F) -> Result<Outcome<T>, Error>
     where
         T: Serialize + DeserializeOwned,
         F: FnOnce(Lease) -> R,
         R: Future<Output = Result<T, Failure>>,
     {
+        // What cannot be written was done all the same.
+        let decided = async |lease| Ok(as_json(work(lease).await?, Decision::Unknown));
+        from_json(self.run_leased_answer(decided).await?)
+    }
+
+    /// Runs as [`Intent::run_leased`] does, for work that decides itself what exactly is stored. There are no
+    /// writes to roll back here: a refusal is stored like any other answer.
+    ///
+    /// # Errors
+    /// As [`Intent::run_leased`].
+    pub async fn run_leased_answer<T, F, R>(mut self, work: F) -> Result<Answered<T>, Error>
+    where
+        F: FnOnce(Lease) -> R,
+        R: Future<Output = Result<Decision<T>, Failure>>,
+    {
+        self.check()?;
         self.options.mode = Some(Mode::Leased);
         let span = self.span("pgonce.run_leased");
         async move {
@@ -51,7 +73,7 @@ impl Intent<'_> {
             let (claim, claimed_at) = self.claim_leased(&mut budget).await?;
             let owned = match claim {
                 Claim::Owned(owned) => owned,
-                settled => return self.settled_before(settled),
+                settled => return self.settled_before(settled).map(Answered::Replayed),
             };
             fail::fail_point!("pgonce::leased_after_claim");
             let Some(lease) = owned.lease else {
@@ -67,12 +89,19 @@ impl Intent<'_> {
             fail::fail_point!("pgonce::leased_before_complete");
             let mut budget = Budget::new(&policy);
             match worked {
-                Ok(value) => {
-                    let answer = Answer { body: Some(serde_json::to_vec(&value)?), ..Answer::default() };
+                Ok(Decision::Done(answer, value) | Decision::Refused(answer, value)) => {
                     self.complete_leased(owned.claim_id, &answer, &mut budget).await?;
                     fail::fail_point!("pgonce::leased_after_complete");
                     observe::settled(&self.name().scope, "succeeded");
-                    Ok(Outcome::Executed(value))
+                    Ok(Answered::Executed(value))
+                }
+                Ok(Decision::NotDone(value)) => {
+                    self.let_go(Call::Release, owned.claim_id).await;
+                    Ok(Answered::NotStored(value))
+                }
+                Ok(Decision::Unknown(value)) => {
+                    self.let_go(Call::Renew, owned.claim_id).await;
+                    Ok(Answered::NotStored(value))
                 }
                 Err(failure) => Err(self.fail_leased(owned.claim_id, failure, &mut budget).await),
             }
@@ -84,9 +113,6 @@ impl Intent<'_> {
     /// Claims in a transaction of its own. A lost answer may leave a claim that nobody works on: it ends
     /// with its lease, like that of a process that died.
     async fn claim_leased(&self, budget: &mut Budget<'_>) -> Result<(Claim, Instant), Error> {
-        if let Some(reason) = self.payload_error() {
-            return Err(Error::Invalid(format!("the payload has no fingerprint: {reason}")));
-        }
         let wire = ClaimWire::new(&self.options);
         loop {
             // The lease is counted from before the question: the local end is never later than the database's.
@@ -162,6 +188,24 @@ impl Intent<'_> {
                 (true, true) => return Err(Error::InDoubt { reason: error.to_string() }),
                 (true, false) => return Err(error),
             }
+        }
+    }
+
+    /// Leaves a claim without an outcome: gives it back, or renews it to the shortest lease there is, so that the
+    /// scope's `stale` policy is asked at once. Best effort: otherwise the lease ends by itself.
+    async fn let_go(&self, how: Call, claim_id: Uuid) {
+        let left = match self.once().connection().await {
+            Ok(connection) if how == Call::Release => {
+                connection.call(how, &release_parameters(self.name(), &claim_id)).await.map_err(Error::from)
+            }
+            Ok(connection) => {
+                let shortest = Some(interval(LEASE_MIN));
+                connection.call(how, &renew_parameters(self.name(), &claim_id, &shortest)).await.map_err(Error::from)
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = left {
+            tracing::warn!(%error, "the claim could not be left; its lease will end by itself");
         }
     }
 

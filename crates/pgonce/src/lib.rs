@@ -22,10 +22,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Intent::run`] is the atomic mode; [`Intent::run_leased`] is for work outside the database. The pieces
-//! for callers who own the transaction are [`claim`] and the methods of [`Owned`]. The rules are SQL
+//! [`Intent::run`] is the atomic mode; [`Intent::run_leased`] is for work outside the database; both have a form
+//! for effects that decide about their stored answer themselves ([`Intent::run_answer`]). The pieces for callers who own the transaction are [`claim`] and the methods of [`Owned`]. The rules are SQL
 //! functions in the schema `once`: this crate calls them.
 
+mod batch;
 mod claim;
 mod direct;
 mod error;
@@ -35,8 +36,10 @@ mod leased;
 pub mod migrate;
 mod observe;
 mod once;
+mod outcome;
 mod pool;
 mod retry;
+mod run;
 mod settings;
 mod sql;
 pub mod sqlstate;
@@ -45,12 +48,15 @@ pub mod sqlx;
 mod tls;
 mod tx;
 
+pub use batch::{BatchSettings, Batcher, Kept, Observed, Recorded};
 pub use claim::{Answer, Claim, ClaimOptions, IntentName, Mode, Owned, OwnedKind, claim};
 pub use error::{Error, Failure};
 pub use fingerprint::{Fingerprint, fingerprint, fingerprint_bytes, key_hash, stable_uuid};
-pub use intent::{Intent, Outcome};
+pub use intent::Intent;
 pub use leased::Lease;
 pub use once::{Once, PoolStatus};
+pub use outcome::{Answered, Decision, Outcome};
 pub use retry::RetryPolicy;
 pub use settings::Settings;
+pub use tokio_postgres::IsolationLevel;
 pub use tx::Tx;

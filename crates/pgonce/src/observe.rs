@@ -19,6 +19,11 @@ pub(crate) fn settled(scope: &str, status: &'static str) {
     metrics::counter!("pgonce_outcomes_total", "scope" => scope.to_owned(), "status" => status).increment(1);
 }
 
+/// A claim whose owner did not know, by what became of it.
+pub(crate) fn doubted(scope: &str, status: &str) {
+    metrics::counter!("pgonce_outcomes_total", "scope" => scope.to_owned(), "status" => status.to_owned()).increment(1);
+}
+
 pub(crate) fn retried(sqlstate: &str) {
     metrics::counter!("pgonce_retries_total", "sqlstate" => sqlstate.to_owned()).increment(1);
 }
@@ -28,7 +33,7 @@ pub(crate) fn retried(sqlstate: &str) {
 pub(crate) struct Tally(Mutex<Counts>);
 
 /// By tenant and scope, then by kind.
-type Counts = HashMap<(String, String), HashMap<&'static str, u64>>;
+pub(crate) type Counts = HashMap<(String, String), HashMap<&'static str, u64>>;
 
 impl Tally {
     pub(crate) fn add(&self, tenant: &str, scope: &str, kind: &'static str) {

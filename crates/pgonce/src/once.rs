@@ -9,8 +9,8 @@ use tokio_postgres::types::{ToSql, Type};
 
 use crate::direct::Policies;
 use crate::intent::Intent;
-use crate::observe::Tally;
-use crate::pool::{Connector, Manager, Pool, Pooled};
+use crate::observe::{Counts, Tally};
+use crate::pool::{Connection, Connector, Manager, Pool, Pooled};
 use crate::retry::Breaker;
 use crate::settings::Settings;
 use crate::sql::Call;
@@ -134,14 +134,7 @@ impl Once {
         if counts.is_empty() {
             return Ok(());
         }
-        let connection = self.connection().await?;
-        for ((tenant, scope), kinds) in counts {
-            let kinds = serde_json::to_value(kinds)?;
-            let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-                [(&scope, Type::TEXT), (&kinds, Type::JSONB), (&tenant, Type::TEXT)];
-            connection.call(Call::Tally, &parameters).await?;
-        }
-        Ok(())
+        flush(&*self.connection().await?, counts).await
     }
 
     fn flush_tallies(&self, every: Duration) {
@@ -157,6 +150,17 @@ impl Once {
             }
         });
     }
+}
+
+/// Adds counts of answers to those in the database.
+pub(crate) async fn flush(connection: &Connection, counts: Counts) -> Result<(), Error> {
+    for ((tenant, scope), kinds) in counts {
+        let kinds = serde_json::to_value(kinds)?;
+        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&scope, Type::TEXT), (&kinds, Type::JSONB), (&tenant, Type::TEXT)];
+        connection.call(Call::Tally, &parameters).await?;
+    }
+    Ok(())
 }
 
 /// The privileges that the role `once_direct` gives.

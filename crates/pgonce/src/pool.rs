@@ -122,6 +122,20 @@ impl Connection {
         self.client.query_opt(statement, &values).await
     }
 
+    /// The same for a statement that returns any number of rows.
+    pub(crate) async fn rows(
+        &self,
+        call: Call,
+        parameters: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        if self.pgbouncer {
+            return self.client.query_typed(sql::text(call, true), parameters).await;
+        }
+        let statement = self.statement(call).await?;
+        let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();
+        self.client.query(statement, &values).await
+    }
+
     /// The same for a statement that returns no row: how many it touched.
     pub(crate) async fn execute(
         &self,

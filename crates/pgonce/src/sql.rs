@@ -19,10 +19,16 @@ pub(crate) enum Call {
     DirectClaim,
     DirectPeek,
     DirectComplete,
+    ClaimBatch,
+    PeekBatch,
+    SucceedBatch,
+    RenewBatch,
+    Doubt,
+    Ping,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 13;
+    pub(crate) const COUNT: usize = 19;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -52,6 +58,23 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::DirectClaim, _) => include_str!("../../../sql/direct/claim.sql"),
         (Call::DirectPeek, _) => include_str!("../../../sql/direct/peek.sql"),
         (Call::DirectComplete, _) => include_str!("../../../sql/direct/complete.sql"),
+        (Call::ClaimBatch, _) => {
+            "SELECT ordinal, error, message, kind, claim_id, attempt_count, response_code, response_headers, \
+             response_body, result_type, result_id, failure_code, failure_message, retry_after_ms, fence, lease_ms, \
+             expires_in_ms FROM once.claim_batch($1, $2, $3, $4, $5, $6)"
+        }
+        (Call::PeekBatch, _) => {
+            "SELECT ordinal, error, message, kind, claim_id, attempt_count, response_code, response_headers, \
+             response_body, result_type, result_id, failure_code, failure_message, retry_after_ms, fence, lease_ms, \
+             expires_in_ms FROM once.peek_batch($1, $2, $3, $4)"
+        }
+        (Call::SucceedBatch, _) => {
+            "SELECT ordinal, verdict, status, response_code, response_headers, response_body, result_type, result_id, \
+             failure_code, failure_message, expires_in_ms FROM once.succeed_batch($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+        }
+        (Call::RenewBatch, _) => "SELECT ordinal, verdict, lease_ms FROM once.renew_batch($1, $2, $3, $4)",
+        (Call::Doubt, _) => "SELECT once.doubt($1, $2, $3, $4, $5, $6)",
+        (Call::Ping, _) => "SELECT 1",
     }
 }
 
@@ -79,6 +102,24 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::Release => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT],
         Call::Resolve => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT],
         Call::Tally => &[Type::TEXT, Type::JSONB, Type::TEXT],
+        Call::ClaimBatch => {
+            &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::BYTEA_ARRAY, Type::UUID_ARRAY, Type::TEXT]
+        }
+        Call::PeekBatch => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::BYTEA_ARRAY],
+        Call::SucceedBatch => &[
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::UUID_ARRAY,
+            Type::INT4_ARRAY,
+            Type::JSONB_ARRAY,
+            Type::BYTEA_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+        ],
+        Call::RenewBatch => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::UUID_ARRAY],
+        Call::Doubt => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::Ping => &[],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
         Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[

@@ -17,9 +17,10 @@ use crate::sqlstate::is_disconnect;
 /// The open transaction that the effect writes through. It is a `tokio_postgres::Client` whose transaction
 /// pgonce began and ends: do not send BEGIN, COMMIT or ROLLBACK (savepoints are fine).
 ///
-/// It is a handle, passed by value so that the effect's future is `Send` whatever it borrows; it must not
-/// outlive the effect.
-#[derive(Debug)]
+/// It is a handle, passed by value so that the effect's future is `Send` whatever it borrows, and cheap to
+/// clone. None may outlive the effect: then nothing is committed, and the connection is closed under the
+/// handle that was kept.
+#[derive(Debug, Clone)]
 pub struct Tx(Arc<Inner>);
 
 #[derive(Debug)]
@@ -41,10 +42,20 @@ pub(crate) enum Ended {
     Refused(tokio_postgres::Error),
     /// A rival settled the intent first: rolled back, and the next claim replays.
     Overtaken,
-    /// The effect kept its handle: the connection was closed with the transaction open.
-    Leaked,
+    /// The effect kept a handle: nothing was committed, and the connection is being closed.
+    Kept,
     /// The connection broke after COMMIT was sent, or the server warned: only the row knows.
     InDoubt(String),
+}
+
+/// How a rollback ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Undone {
+    Confirmed,
+    /// The connection was gone before: the server rolls back by itself.
+    Lost,
+    /// The effect kept a handle; the connection is being closed.
+    Kept,
 }
 
 impl Tx {
@@ -129,23 +140,21 @@ impl Tx {
         Self(Arc::new(Inner { connection, name, claim_id, attempt, direct, answer: Mutex::default() }))
     }
 
-    /// The effect's handle.
-    pub(crate) fn handle(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-
     /// Completes and commits in one round trip. The completion also proves that the transaction was not
     /// aborted before: an aborted one makes it fail (25P02), so a COMMIT that is in truth a ROLLBACK is never
     /// taken for one (trap 10).
-    pub(crate) async fn commit(self, body: Vec<u8>) -> Ended {
-        // The connection is dirty still: whoever kept a handle keeps it out of the pool, and nothing commits.
-        let Some(Inner { connection, name, claim_id, direct, answer, .. }) = Arc::into_inner(self.0) else {
-            return Ended::Leaked;
+    ///
+    /// What the effect noted goes into the answer where the answer itself does not say.
+    pub(crate) async fn commit(self, mut answer: Answer) -> Ended {
+        let Some(Inner { connection, name, claim_id, direct, answer: noted, .. }) = self.only_handle() else {
+            return Ended::Kept;
         };
-        let mut answer = answer.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let noted = noted.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        answer.code = answer.code.or(noted.code);
+        answer.result_type = answer.result_type.or(noted.result_type);
+        answer.result_id = answer.result_id.or(noted.result_id);
         // A larger answer is the function's to refuse, which it does before anything else (P4005).
-        let direct = direct.filter(|_| body.len() <= RESPONSE_BYTES_MAX);
-        answer.body = Some(body);
+        let direct = direct.filter(|_| answer.body.as_ref().is_none_or(|body| body.len() <= RESPONSE_BYTES_MAX));
         let call = if direct.is_some() { Call::DirectComplete } else { Call::Succeed };
         // Prepared before: pipelining a COMMIT behind a Parse would commit before the outcome is written.
         if let Err(error) = connection.warm(call).await {
@@ -186,18 +195,35 @@ impl Tx {
     }
 
     /// Rolls back, and gives the connection back only if that was confirmed.
-    pub(crate) async fn rollback(self) {
-        if let Some(inner) = Arc::into_inner(self.0) {
-            rollback(inner.connection).await;
+    pub(crate) async fn rollback(self) -> Undone {
+        let Some(inner) = self.only_handle() else { return Undone::Kept };
+        if rollback(inner.connection).await { Undone::Confirmed } else { Undone::Lost }
+    }
+
+    /// The transaction, if no handle was kept. A kept one must not go on writing, least of all after a ROLLBACK,
+    /// when every statement would commit by itself; and the intent must not stay locked for as long as it
+    /// lives. So the session is ended, by one message: nothing of the keeper's comes between its two halves.
+    fn only_handle(self) -> Option<Inner> {
+        const END: &str = "ROLLBACK; SELECT pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())";
+        match Arc::try_unwrap(self.0) {
+            Ok(inner) => Some(inner),
+            Err(kept) => {
+                tokio::spawn(async move {
+                    let _ = kept.connection.client.batch_execute(END).await;
+                });
+                None
+            }
         }
     }
 }
 
-/// Ends a transaction that did nothing.
-pub(crate) async fn rollback(connection: Pooled) {
-    if connection.client.batch_execute("ROLLBACK").await.is_ok() {
+/// Ends a transaction that did nothing; false: not confirmed.
+pub(crate) async fn rollback(connection: Pooled) -> bool {
+    let confirmed = connection.client.batch_execute("ROLLBACK").await.is_ok();
+    if confirmed {
         connection.dirty.store(false, Ordering::SeqCst);
     }
+    confirmed
 }
 
 impl Deref for Tx {

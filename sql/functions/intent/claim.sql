@@ -24,7 +24,8 @@ BEGIN
            AND (v_row.expires_at IS NULL OR v_row.expires_at > once.clock()) THEN
             RETURN once.observed('replay_success', v_row);
         END IF;
-    ELSIF once.well_formed(p_tenant, p_scope, p_key, p_fingerprint) AND p_lease IS NULL AND p_wait IS NULL THEN
+    ELSIF once.well_formed(p_tenant, p_scope, p_key, p_fingerprint) AND p_lease IS NULL
+          AND (p_wait IS NULL OR p_wait BETWEEN interval '0' AND interval '5 minutes') THEN
         SELECT * INTO v_policy FROM once.scope s WHERE s.scope = p_scope AND s.tenant = p_tenant;
         IF FOUND AND v_policy.key_pattern IS NULL AND coalesce(p_mode, v_policy.mode) = 'atomic' THEN
             v_lock := once.lock_key(p_tenant, p_scope, p_key);

@@ -17,7 +17,7 @@ use super::admission::Permit;
 use super::body::Body;
 use super::config::Route;
 use super::flights::{Follower, Leader, Place, Stage};
-use super::headers::{CLAIM, SCOPE, TENANT, strip_hop_by_hop};
+use super::headers::{CLAIM, KEY, SCOPE, TENANT, strip_hop_by_hop};
 use super::upstream::{Lost, Peer};
 use super::{Gateway, Live};
 use crate::cache::Replay;
@@ -178,10 +178,9 @@ impl Gateway {
         let name = &guarded.name;
         let mut probed = false;
         loop {
-            let asked = Instant::now();
             let observed = self.batcher.claim(name, Uuid::new_v4()).await.map_err(of_database)?;
             match observed.claim {
-                Claim::Owned(owned) => return Ok(Claimed::Owned(owned, asked)),
+                Claim::Owned(owned) => return Ok(Claimed::Owned(owned, observed.asked_at)),
                 Claim::InProgress { retry_after } => {
                     leader.at(Stage::Elsewhere(name.fingerprint));
                     match guarded.policy().in_progress {
@@ -195,7 +194,7 @@ impl Gateway {
                         }
                     }
                 }
-                Claim::Uncertain if guarded.route.probe.is_some() && !probed => {
+                Claim::Uncertain if guarded.route.scope_policy.http_probe().is_some() && !probed => {
                     probed = true;
                     if !self.probe(guarded).await {
                         return Err(Problem::Uncertain);
@@ -323,6 +322,7 @@ impl Guarded {
                 .map_err(|_| Problem::Malformed("the tenant's name does not fit into a header".into()))
         };
         headers.insert(CLAIM, value(&claim_id.to_string())?);
+        headers.insert(KEY, value(&self.name.key)?);
         headers.insert(SCOPE, value(&self.name.scope)?);
         headers.insert(TENANT, value(&self.name.tenant)?);
         // What was chunked is whole now.

@@ -7,6 +7,7 @@ use http::{Request, Version};
 
 /// The upstream learns these from the gateway only: what a client sends under these names is dropped.
 pub(crate) const CLAIM: HeaderName = HeaderName::from_static("pgonce-claim");
+pub(crate) const KEY: HeaderName = HeaderName::from_static("pgonce-key");
 pub(crate) const SCOPE: HeaderName = HeaderName::from_static("pgonce-scope");
 pub(crate) const TENANT: HeaderName = HeaderName::from_static("pgonce-tenant");
 

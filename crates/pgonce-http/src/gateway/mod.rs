@@ -177,7 +177,7 @@ impl Gateway {
             let answered = self.own_endpoint(&live, &request, &peer).await;
             return answered.unwrap_or_else(|problem| told(&problem, &StatusMap::default()));
         }
-        let route = live.config.route(request.uri().path());
+        let route = live.config.route(request.method(), request.uri().path());
         if !route.policy.guards(request.method()) {
             let passed = live.upstream.pass(request, &peer).await;
             return passed.unwrap_or_else(|problem| told(&problem, &route.policy.statuses));

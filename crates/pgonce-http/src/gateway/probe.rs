@@ -1,12 +1,11 @@
 //! Asking the service itself what became of a request, where a route names a URL for it.
 
-use bytes::Bytes;
-use http::{Method, Request, StatusCode};
-use http_body_util::BodyExt as _;
+use http::StatusCode;
+use http_body_util::{BodyExt as _, Limited};
 use pgonce::Answer;
 
 use super::Gateway;
-use super::body::Body;
+use super::config::UrlTemplate;
 use super::guard::Guarded;
 
 /// Who settles by a probe, in the audit trail.
@@ -17,7 +16,7 @@ impl Gateway {
     /// effect is there, and its body is the response; 404 and 410 that it is not, and may run. Anything else
     /// says nothing, and the intent stays uncertain. Whether it was settled.
     pub(crate) async fn probe(&self, guarded: &Guarded) -> bool {
-        let Some(template) = &guarded.route.probe else { return false };
+        let Some(template) = guarded.route.scope_policy.http_probe() else { return false };
         let settled = self.ask(guarded, template).await;
         metrics::counter!("pgonce_probes_total", "scope" => guarded.name.scope.clone(),
             "result" => if settled.is_some() { "settled" } else { "unknown" })
@@ -34,22 +33,10 @@ impl Gateway {
         }
     }
 
-    async fn ask(&self, guarded: &Guarded, template: &str) -> Option<(&'static str, Answer)> {
+    async fn ask(&self, guarded: &Guarded, template: &UrlTemplate) -> Option<(&'static str, Answer)> {
         let name = &guarded.name;
-        let path = template
-            .replace("{key}", &encoded(&name.key))
-            .replace("{tenant}", &encoded(&name.tenant))
-            .replace("{scope}", &encoded(&name.scope));
-        let mut request = Request::builder().method(Method::GET).uri(path).body(Body::empty()).ok()?;
-        // The asker is the one who sent the request: with its credentials, and no others.
-        for name in [http::header::AUTHORIZATION, http::header::HOST] {
-            if let Some(value) = guarded.head.headers.get(&name) {
-                request.headers_mut().insert(name, value.clone());
-            }
-        }
-        let upstream = &guarded.live.upstream;
-        upstream.address(&mut request, &guarded.peer).ok()?;
-        let response = upstream.send(request).await.ok()?;
+        let url = template.url(&name.tenant, &name.scope, &name.key)?;
+        let response = guarded.live.upstream.fetch(url).await.ok()?;
         let (head, body) = response.into_parts();
         match head.status {
             StatusCode::NOT_FOUND | StatusCode::GONE => {
@@ -57,8 +44,7 @@ impl Gateway {
             }
             status if status.is_success() => {
                 let limit = guarded.policy().response_bytes_max;
-                let body: Option<Bytes> =
-                    http_body_util::Limited::new(body, limit).collect().await.ok().map(|body| body.to_bytes());
+                let body = Limited::new(body, limit).collect().await.ok().map(|body| body.to_bytes());
                 Some(("succeeded", guarded.to_store(&head, body).ok()?))
             }
             _ => None,

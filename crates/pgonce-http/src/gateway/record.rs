@@ -209,7 +209,7 @@ impl Gateway {
         let status = self.batcher.doubt(&guarded.name, claim_id, code, "the upstream's answer is not known").await;
         let answer = match status.as_deref() {
             Ok("succeeded") | Err(Error::LeaseLost) => self.observe(&guarded, &leader).await,
-            Ok("uncertain") if guarded.route.probe.is_some() && self.probe(&guarded).await => {
+            Ok("uncertain") if guarded.route.scope_policy.http_probe().is_some() && self.probe(&guarded).await => {
                 match self.observe(&guarded, &leader).await {
                     // The provider does not know it: it may run again, and this attempt's answer stands.
                     Err(Problem::LeaseLost) => passed.ok_or(problem.clone()),

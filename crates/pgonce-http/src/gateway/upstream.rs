@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use super::admission::Breaker;
 use super::body::Body;
 use super::config::UpstreamConfig;
-use super::headers::{CLAIM, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, wants_upgrade};
+use super::headers::{CLAIM, KEY, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, wants_upgrade};
 use super::regions::HOP;
 use super::tls;
 use crate::problem::Problem;
@@ -102,7 +102,7 @@ impl Upstream {
         let headers = request.headers_mut();
         strip_hop_by_hop(headers);
         headers.remove(header::EXPECT); // answered here, by reading the body
-        for name in [CLAIM, SCOPE, TENANT, HOP] {
+        for name in [CLAIM, KEY, SCOPE, TENANT, HOP] {
             headers.remove(name);
         }
         if from_http2 {
@@ -142,6 +142,17 @@ impl Upstream {
                 Err(Lost::TimedOut)
             }
         }
+    }
+
+    /// Asks a URL by GET, in the gateway's own name: nothing of a client's goes with it.
+    pub(crate) async fn fetch(&self, url: Uri) -> Result<Response<Incoming>, Lost> {
+        let host = url.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = url;
+        if let Some(host) = host {
+            request.headers_mut().insert(header::HOST, host);
+        }
+        self.send(request).await
     }
 
     /// Passes a request that is not guarded, streaming both ways.

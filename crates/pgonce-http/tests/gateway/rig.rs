@@ -179,12 +179,11 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts one; `config` is the content of `[gateway]` and what follows it, without listen and upstream.
+    /// Starts one; `config` has the keys of its one route, and whatever sections follow.
     pub async fn start(database: &str, upstream: SocketAddr, config: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pgonce.toml");
-        let text = format!("[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://{upstream}\"\n{config}\n");
-        std::fs::write(&path, text).unwrap();
+        std::fs::write(&path, Self::file("127.0.0.1:0", upstream, config)).unwrap();
         let source = gateway::config::ConfigSource { path: Some(path.clone()), ..Default::default() };
         let (stop, stopped) = oneshot::channel::<()>();
         let (reload, reloads) = mpsc::channel(1);
@@ -203,6 +202,18 @@ impl Gateway {
         ));
         let Ok(address) = address.await else { panic!("the gateway did not start: {:?}", ended.await.unwrap().err()) };
         Self { address, stop: Some(stop), reload, config: path, ended: Some(ended), _dir: dir }
+    }
+
+    /// A configuration file. A line `upstream.KEY = …` is for the section of that name.
+    pub fn file(listen: &str, upstream: SocketAddr, config: &str) -> String {
+        let (of_upstream, of_route): (Vec<&str>, Vec<&str>) =
+            config.lines().partition(|line| line.starts_with("upstream."));
+        let of_upstream: String = of_upstream.iter().map(|line| format!("{}\n", &line["upstream.".len()..])).collect();
+        let route = if config.contains("[[gateway.route]]") { "" } else { "[[gateway.route]]\npath = \"*\"" };
+        format!(
+            "[gateway]\nlisten = \"{listen}\"\n[gateway.upstream]\nurl = \"http://{upstream}\"\n{of_upstream}{route}\n{}\n",
+            of_route.join("\n")
+        )
     }
 
     /// Stops it as SIGTERM does, and waits for its end.

@@ -189,9 +189,11 @@ async fn a_transaction_kept_beyond_its_effect_commits_nothing() {
             Ok(1)
         })
         .await;
-    assert!(matches!(outcome, Err(Error::Invalid(_))), "{outcome:?}");
-    drop(kept);
-    eventually("the abandoned connection is closed", async || {
+    assert!(matches!(outcome, Err(Error::Kept)), "{outcome:?}");
+    // Whatever the keeper still sends must not commit, not even by itself; and the intent is free again.
+    let kept = kept.into_inner().unwrap().unwrap();
+    eventually("the session is ended", async || effect(&kept, "k").await.is_err()).await;
+    eventually("the kept connection is closed", async || {
         let sql = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'";
         db.client().await.query_one(sql, &[]).await.unwrap().get(0)
     })

@@ -1,0 +1,522 @@
+//! The section `[gateway]` of `pgonce.toml`, and the command line over it.
+//!
+//! [`ConfigSource::load`] reads, checks and answers a [`GatewayConfig`] that is complete: every default is filled
+//! in, every secret read. A mistake is told with its line and its reason, and never with the line's text.
+//! `docs/reference/config.md` has every key.
+
+mod build;
+mod file;
+mod path;
+mod probe;
+mod values;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::{HeaderName, Method, Uri};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+pub use path::{OWN_SEGMENT, PathPattern};
+pub use probe::{Probe, UrlTemplate};
+pub use values::{Keep, RedisUrl, Secret};
+
+use crate::policy::{InProgress, Policy, Requirement};
+
+/// Where the configuration comes from; kept, so that SIGHUP reads the same again.
+#[derive(Debug, Clone, Default)]
+pub struct ConfigSource {
+    /// The file, if there is one.
+    pub path: Option<PathBuf>,
+    /// What the command line says.
+    pub overrides: Overrides,
+}
+
+impl ConfigSource {
+    /// Reads and checks everything. What is wrong changes nothing: a caller that has a configuration keeps it.
+    pub fn load(&self) -> Result<GatewayConfig, ConfigError> {
+        let Some(path) = &self.path else { return build::from_text("", &self.overrides) };
+        let told = |error: ConfigError| ConfigError { path: Some(path.clone()), ..error };
+        let unreadable = |error: std::io::Error| told(ConfigError::new(format!("cannot be read: {error}")));
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        build::from_text(&text, &self.overrides).map_err(told)
+    }
+}
+
+/// What the command line says; it wins over the file, on every route.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    /// `--listen`
+    pub listen: Option<SocketAddr>,
+    /// `--upstream`; see [`upstream_url`].
+    pub upstream: Option<Uri>,
+    /// `--require-key`
+    pub require_key: bool,
+    /// `--strict-keys`
+    pub strict_keys: bool,
+    /// `--tenant-header`
+    pub tenant_header: Option<HeaderName>,
+    /// `--stale`
+    pub stale: Option<Stale>,
+    /// `--lease`
+    pub lease: Option<Duration>,
+    /// `--in-progress`
+    pub in_progress: Option<InProgress>,
+    /// `--cache`
+    pub cache: Option<RedisUrl>,
+    /// `--max-body`
+    pub body_bytes_max: Option<usize>,
+}
+
+/// A duration as people write it: `500ms`, `30s`, `5m`, `24h`, `30d`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    values::read(text)
+}
+
+/// A number of bytes as people write it: `1048576`, `64KiB`, `1MiB`.
+pub fn size(text: &str) -> Result<usize, String> {
+    values::read::<values::Size>(text).map(|size| size.0)
+}
+
+/// Where the upstream is: `http://host:port` or `https://host`, without a path.
+pub fn upstream_url(text: &str) -> Result<Uri, String> {
+    values::read::<values::Origin>(text).map(|origin| origin.0)
+}
+
+/// A mistake in the configuration.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{}{reason}", .path.as_ref().map_or(String::new(), |path| format!("{}{}", path.display(), if .line.is_some() { ", " } else { ": " })),
+    .line.map_or(String::new(), |line| format!("line {line}: ")))]
+pub struct ConfigError {
+    /// The file.
+    pub path: Option<PathBuf>,
+    /// The line, where the mistake has one.
+    pub line: Option<usize>,
+    /// What is wrong; never with the text of the line.
+    pub reason: String,
+}
+
+impl ConfigError {
+    fn new(reason: impl Into<String>) -> Self {
+        Self { path: None, line: None, reason: reason.into() }
+    }
+
+    /// What the parser says, without the value that it quotes: it may be a password in the wrong place.
+    #[must_use]
+    pub fn from_toml(text: &str, error: &toml::de::Error) -> Self {
+        let line = error.span().map(|span| line_of(text, span.start));
+        Self { line, ..Self::new(without_value(error.message().trim())) }
+    }
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
+}
+
+/// serde writes `invalid type: string "…", expected …` and `unknown variant `…`, expected …`.
+fn without_value(message: &str) -> String {
+    let quoting =
+        ["invalid type: ", "invalid value: ", "unknown variant "].iter().find(|kind| message.starts_with(**kind));
+    let told = match (quoting, message.rfind(", expected ")) {
+        (Some(kind), Some(expected)) => {
+            let found = message[kind.len()..expected].split(['"', '`']).next().unwrap_or_default().trim_end();
+            format!(
+                "{}{found}{}",
+                if found.is_empty() { kind.trim_end_matches([' ', ':']) } else { kind },
+                &message[expected..]
+            )
+        }
+        _ => message.to_owned(),
+    };
+    told.replace('\n', " ")
+}
+
+/// Everything the gateway is told, complete and checked.
+#[derive(Debug, Clone)]
+pub struct GatewayConfig {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// The service behind it.
+    pub upstream: UpstreamConfig,
+    /// In order; the first that matches counts. The last matches everything.
+    pub routes: Vec<Route>,
+    /// Whose request it is.
+    pub tenant: TenantConfig,
+    /// Whether `Forwarded` and `X-Forwarded-*` of a request are kept and extended, because a proxy that is
+    /// trusted stands before; else they are replaced.
+    pub trust_forwarded: bool,
+    /// TLS towards clients; without it plain HTTP.
+    pub tls: Option<ServerTls>,
+    /// Replay caches.
+    pub cache: CacheConfig,
+    /// The most of everything.
+    pub limits: Limits,
+    /// Where keys have their home, if there are several regions.
+    pub regions: Option<RegionsConfig>,
+    /// Encryption of stored bodies.
+    pub seal: Option<SealConfig>,
+    /// How long running requests may take to end after SIGTERM.
+    pub drain_timeout: Duration,
+}
+
+impl GatewayConfig {
+    /// The route of a request: the first whose path matches. The path is the one of the request line, encoded as
+    /// it came. One that can be read in several ways (`..`, `%2F`, `//`, `;`, …) gets the strictest route that
+    /// it could mean.
+    #[must_use]
+    pub fn route(&self, method: &Method, path: &str) -> &Route {
+        let strictness = |place: usize| {
+            let policy = &self.routes[place].policy;
+            match policy.requirement {
+                Requirement::Required if policy.guards(method) => 2,
+                Requirement::Optional if policy.guards(method) => 1,
+                _ => 0,
+            }
+        };
+        let place = path::choose(self.routes.iter().map(|route| &route.path), strictness, path);
+        // The last one matches everything.
+        &self.routes[place.unwrap_or(self.routes.len() - 1)]
+    }
+
+    /// What `once.define_scope` is told for each scope, in the order of the routes.
+    #[must_use]
+    pub fn scope_policies(&self) -> Vec<(String, Value)> {
+        let mut policies: Vec<(String, Value)> = Vec::new();
+        for route in self.routes.iter().filter(|route| route.policy.requirement != Requirement::Off) {
+            if !policies.iter().any(|(scope, _)| *scope == route.policy.scope) {
+                policies.push((route.policy.scope.clone(), route.scope_policy.to_json()));
+            }
+        }
+        policies
+    }
+}
+
+/// The rules for some paths.
+#[derive(Debug, Clone)]
+pub struct Route {
+    /// Which paths.
+    pub path: PathPattern,
+    /// How their requests are guarded.
+    pub policy: Policy,
+    /// The rules of their scope, in the database.
+    pub scope_policy: ScopePolicy,
+}
+
+/// The rules of a scope, as the database keeps them. The defaults never run anything twice without being told to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScopePolicy {
+    /// How long a claim holds without a heartbeat.
+    pub lease: Duration,
+    /// How long a response is replayed.
+    pub retention: Keep,
+    /// How long afterwards a key is still known as used.
+    pub tombstone: Keep,
+    /// What becomes of an intent whose outcome nobody knows.
+    pub stale: Stale,
+    /// Who knows, for [`Stale::Probe`].
+    pub probe: Option<Probe>,
+    /// After so many attempts a failure is final.
+    pub attempts_max: Option<u32>,
+    /// Keys look like this (a regular expression of PostgreSQL).
+    pub key_pattern: Option<String>,
+    /// How much of a response is kept.
+    pub response: KeptResponse,
+}
+
+impl Default for ScopePolicy {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            retention: Keep::For(Duration::from_secs(24 * 3600)),
+            tombstone: Keep::For(Duration::from_secs(7 * 24 * 3600)),
+            stale: Stale::Hold,
+            probe: None,
+            attempts_max: None,
+            key_pattern: None,
+            response: KeptResponse::Full,
+        }
+    }
+}
+
+impl ScopePolicy {
+    /// The probe that the gateway makes itself.
+    #[must_use]
+    pub fn http_probe(&self) -> Option<&UrlTemplate> {
+        match (&self.probe, self.stale) {
+            (Some(Probe::Http(template)), Stale::Probe) => Some(template),
+            _ => None,
+        }
+    }
+
+    /// As `once.define_scope` reads it. The database cannot make an HTTP request: for it such a scope holds, and
+    /// the gateway asks. A gateway's duplicates do not wait on connections, so the database always refuses them.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let mut policy = json!({
+            "mode": "leased",
+            "in_progress": "refuse",
+            "lease": Keep::For(self.lease).to_sql(),
+            "retention": self.retention.to_sql(),
+            "tombstone": self.tombstone.to_sql(),
+            "stale": self.stale.as_str(),
+            "response": self.response.as_str(),
+        });
+        match &self.probe {
+            Some(Probe::Sql(function)) => policy["probe"] = json!(function),
+            Some(Probe::Http(_)) if self.stale == Stale::Probe => policy["stale"] = json!(Stale::Hold.as_str()),
+            _ => {}
+        }
+        if let Some(attempts_max) = self.attempts_max {
+            policy["attempts_max"] = json!(attempts_max);
+        }
+        if let Some(key_pattern) = &self.key_pattern {
+            policy["key_pattern"] = json!(key_pattern);
+        }
+        policy
+    }
+}
+
+/// What becomes of an intent whose outcome nobody knows: its gateway died, or its upstream did not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stale {
+    /// The next request runs it again.
+    Rerun,
+    /// Somebody is asked who knows.
+    Probe,
+    /// It is uncertain until an operator settles it.
+    Hold,
+}
+
+impl Stale {
+    /// As the file and the database write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rerun => "rerun",
+            Self::Probe => "probe",
+            Self::Hold => "hold",
+        }
+    }
+}
+
+/// How much of a response is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeptResponse {
+    /// Status, headers and body.
+    Full,
+    /// Status, and what the upstream named as its result.
+    Reference,
+    /// The status.
+    Status,
+    /// Nothing of a success.
+    Error,
+}
+
+impl KeptResponse {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Reference => "reference",
+            Self::Status => "status",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// The service behind the gateway.
+#[derive(Debug, Clone)]
+pub struct UpstreamConfig {
+    /// Scheme, host and port.
+    pub url: Uri,
+    /// How long connecting may take; nothing was sent when it is over.
+    pub connect_timeout: Duration,
+    /// How long it may take until the whole head of the response is there.
+    pub timeout: Duration,
+    /// Idle connections that are kept.
+    pub idle_max: usize,
+    /// How long an idle connection is kept.
+    pub idle_timeout: Duration,
+    /// HTTP/2: over TLS where the upstream offers it, without TLS by prior knowledge.
+    pub http2: bool,
+    /// Who may sign the upstream's certificate; without it the system's roots.
+    pub ca_file: Option<PathBuf>,
+    /// When to stop asking an upstream that is away.
+    pub breaker: BreakerConfig,
+}
+
+/// When to stop asking an upstream that is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BreakerConfig {
+    /// So many connect failures and time-outs in a row open it.
+    pub failures_max: u32,
+    /// For so long; then one request tries.
+    pub open_for: Duration,
+}
+
+/// Whose request it is: where the gateway learns it. Plain data; `tenant.rs` verifies.
+#[derive(Debug, Clone)]
+pub enum TenantConfig {
+    /// Everybody's is this one.
+    Fixed(String),
+    /// A header says, which somebody before the gateway is trusted to set.
+    Header(HeaderName),
+    /// A claim of a signed token.
+    Jwt(JwtConfig),
+    /// The common name of the client's certificate.
+    Mtls,
+    /// The user of HTTP's basic authentication.
+    Basic {
+        /// Lines of `user:bcrypt hash`, as `htpasswd -B` writes them.
+        users_file: PathBuf,
+    },
+}
+
+/// How a token is verified.
+#[derive(Debug, Clone)]
+pub struct JwtConfig {
+    /// The claim that names the tenant.
+    pub claim: String,
+    /// The header that has the token, after `Bearer ` where it is `Authorization`.
+    pub header: HeaderName,
+    /// Who may sign. The algorithm belongs to the key: a token does not choose.
+    pub keys: Vec<JwtKey>,
+    /// What `iss` must be.
+    pub issuer: Option<String>,
+    /// What `aud` must have.
+    pub audience: Option<String>,
+    /// How wrong clocks may be.
+    pub leeway: Duration,
+}
+
+/// A key that tokens are signed with.
+#[derive(Debug, Clone)]
+pub struct JwtKey {
+    /// `kid`, where tokens name their key.
+    pub id: Option<String>,
+    /// The one algorithm it is for.
+    pub algorithm: JwtAlgorithm,
+    /// A public key as PEM; for HS256 to HS512 the shared secret.
+    pub material: Secret,
+}
+
+/// Algorithms of tokens; "none" is none of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[allow(missing_docs, reason = "their names are the registered ones")]
+pub enum JwtAlgorithm {
+    HS256,
+    HS384,
+    HS512,
+    RS256,
+    RS384,
+    RS512,
+    PS256,
+    PS384,
+    PS512,
+    ES256,
+    ES384,
+    EdDSA,
+}
+
+impl JwtAlgorithm {
+    /// Whether whoever verifies can also sign.
+    #[must_use]
+    pub fn is_symmetric(self) -> bool {
+        matches!(self, Self::HS256 | Self::HS384 | Self::HS512)
+    }
+}
+
+/// TLS towards clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerTls {
+    /// The certificate and its chain, PEM.
+    pub cert: PathBuf,
+    /// Its private key, PEM.
+    pub key: PathBuf,
+    /// Who signs clients' certificates; then every client needs one.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Replay caches. They hold terminal outcomes only; PostgreSQL stays the truth.
+#[derive(Debug, Clone)]
+pub struct CacheConfig {
+    /// Of this process; 0: none.
+    pub memory_bytes: usize,
+    /// Shared by several.
+    pub redis: Option<RedisUrl>,
+    /// Signs what is put into Redis, so that whoever can write there cannot make up responses.
+    pub secret: Option<Secret>,
+    /// Nothing is cached for longer.
+    pub ttl_max: Duration,
+}
+
+/// The most of everything.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bytes of a request's head.
+    pub header_bytes_max: usize,
+    /// How long a request's head may take to arrive.
+    pub header_timeout: Duration,
+    /// Connections of clients.
+    pub connections_max: usize,
+    /// Guarded requests that run.
+    pub inflight_max: usize,
+    /// Of one tenant.
+    pub tenant_inflight_max: usize,
+    /// Duplicates that wait, over all keys.
+    pub waiters_max: usize,
+    /// Of one tenant.
+    pub tenant_waiters_max: usize,
+    /// Load is shed while the p99 of waiting for a database connection is over this.
+    pub shed_wait: Duration,
+}
+
+/// Several regions, each with its gateways and its database.
+#[derive(Debug, Clone)]
+pub struct RegionsConfig {
+    /// The name of this one.
+    pub own: String,
+    /// All of them, this one too.
+    pub list: Vec<RegionConfig>,
+    /// Shared by all gateways: signs what one forwards to another.
+    pub secret: Secret,
+}
+
+/// One region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegionConfig {
+    /// Its name, which decides which keys are at home there.
+    pub name: String,
+    /// Its gateway.
+    pub url: Uri,
+}
+
+/// Keys for stored bodies.
+#[derive(Debug, Clone)]
+pub struct SealConfig {
+    /// All that open, with their ids.
+    pub keys: Vec<SealKey>,
+    /// The id of the one that seals.
+    pub current: String,
+}
+
+/// A key for stored bodies.
+#[derive(Debug, Clone)]
+pub struct SealKey {
+    /// Stored beside what it seals.
+    pub id: String,
+    /// 32 bytes.
+    pub key: Secret,
+}
+
+/// The file that was named, or the usual one if it is there.
+#[must_use]
+pub fn usual_path(named: Option<&Path>) -> Option<PathBuf> {
+    const USUAL: &str = "pgonce.toml";
+    named.map(Path::to_owned).or_else(|| Path::new(USUAL).exists().then(|| USUAL.into()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,12 @@
+//! The gateway over real sockets: every rule of the draft, every way that a service can fail, and what
+//! duplicates, tenants and bad input get.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop, loudly")]
+
+mod bad_input;
+mod draft;
+mod duplicates;
+mod failures;
+mod responses;
+mod rig;
+mod tenants;
