@@ -43,24 +43,26 @@ def send(session, url, key, order):
     """One intent: the same key and the same bytes, however often."""
     attempts = 0
     while True:
+        answer = session.post(
+            f"{url}/orders",
+            data=json.dumps(order, separators=(",", ":")),
+            headers={"Content-Type": "application/json", "Idempotency-Key": f'"{key}"'},
+            timeout=(5, 30),
+            stream=True,
+        )
+        attempts += len(answer.raw.retries.history) + 1
         try:
-            answer = session.post(
-                f"{url}/orders",
-                data=json.dumps(order, separators=(",", ":")),
-                headers={"Content-Type": "application/json", "Idempotency-Key": f'"{key}"'},
-                timeout=(5, 30),
-            )
+            body = answer.content
             break
         except requests.exceptions.ChunkedEncodingError:
-            # The body broke off. urllib3 gave the response away with its head, and does not retry from there.
-            attempts += 1
+            # The body broke off. urllib3 is done when it has the head of a response: from there on it is up to us.
             if attempts >= ATTEMPTS_MAX:
                 raise
     return {
         "key": key,
         "status": answer.status_code,
-        "body": answer.content.decode(),
-        "attempts": attempts + len(answer.raw.retries.history) + 1,
+        "body": body.decode(),
+        "attempts": attempts,
         "replayed": answer.headers.get("Idempotency-Replayed") == "true",
     }
 
