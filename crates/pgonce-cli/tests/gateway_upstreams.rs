@@ -20,7 +20,7 @@ use pgonce_testkit::programs::{Installed, Programs, finish};
 use pgonce_testkit::{TestDb, eventually, lock_waiters};
 use serde::Deserialize;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -173,6 +173,59 @@ async fn storm(language: Language) {
     eprintln!("{language:?}: {} answers, {attempts} attempts in {took:?}", told.len());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn python_service_gets_names_as_they_are() {
+    service_gets_names_as_they_are(Language::Python).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_service_gets_names_as_they_are() {
+    service_gets_names_as_they_are(Language::Node).await;
+}
+
+/// A tenant in UTF-8, a key with all that a quoted string can have: the service completes that very intent.
+async fn service_gets_names_as_they_are(language: Language) {
+    let Some(world) = World::new(language).await else { return };
+    let rig = world.rig(None, &["--tenant-header", "x-tenant"]).await;
+    let headers = [("x-tenant", "Zoë & Søn"), ("idempotency-key", r#""a b, \\ \"c\"; %20""#)];
+    let first = post(&rig.gateway.url, &headers).await;
+    assert!(first.starts_with("HTTP/1.1 201 "), "{first}");
+    let again = post(&rig.gateway.url, &headers).await;
+    assert!(again.contains("idempotency-replayed: true"), "{again}");
+    assert_eq!(first.split("\r\n\r\n").nth(1), again.split("\r\n\r\n").nth(1));
+    let client = rig.db.client().await;
+    let sql = "SELECT i.key FROM once.intents i JOIN gateway_orders o USING (tenant) WHERE i.status = 'succeeded' AND tenant = 'Zoë & Søn'";
+    let keys: Vec<String> = client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(keys, [r#"a b, \ "c"; %20"#], "one order, of one intent");
+    // Called directly, it is a service like any other: nobody deduplicates.
+    for _ in 0..2 {
+        let direct = post(&rig.service.url, &headers).await;
+        assert!(direct.starts_with("HTTP/1.1 201 "), "{direct}");
+    }
+    // A claim that was made up completes nothing.
+    let made_up =
+        [("pgonce-claim", "00000000-0000-4000-8000-000000000000"), ("pgonce-key", "k"), ("pgonce-scope", "s")];
+    let refused = post(&rig.service.url, &made_up).await;
+    assert!(refused.starts_with("HTTP/1.1 409 "), "{refused}");
+    assert_eq!(client.query("SELECT FROM gateway_orders", &[]).await.unwrap().len(), 3);
+}
+
+/// One order, sent once, on a connection of its own: the whole response.
+async fn post(url: &str, headers: &[(&str, &str)]) -> String {
+    let address = url.strip_prefix("http://").unwrap();
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let body = r#"{"customer":"c-1","amount":5}"#;
+    let mut request =
+        format!("POST /orders HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+    for (name, value) in headers {
+        request.push_str(&format!("{name}: {value}\r\n"));
+    }
+    stream.write_all(format!("{request}\r\n{body}").as_bytes()).await.unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
+}
+
 /// What a client was told about one of its orders.
 #[derive(Debug, Clone, Deserialize)]
 struct Told {
@@ -250,7 +303,7 @@ impl World {
         let url = db.direct_url().to_owned();
         let crash_at = crash_at.map(str::to_owned);
         let mark = dir.path().join("crashed");
-        let service = Service::start(move || {
+        let service = Service::start(port, move || {
             let mut command = service.script(script);
             command.arg(port.to_string()).env("DATABASE_URL", &url).env_remove("CRASH_AT");
             if let Some(point) = &crash_at {
@@ -338,13 +391,14 @@ impl Held {
 
 /// A service that is started again whenever it is killed.
 struct Service {
+    url: String,
     deaths: Arc<AtomicUsize>,
     supervisor: JoinHandle<()>,
     said: Said,
 }
 
 impl Service {
-    async fn start(command: impl Fn() -> Command + Send + 'static) -> Self {
+    async fn start(port: u16, command: impl Fn() -> Command + Send + 'static) -> Self {
         let deaths = Arc::new(AtomicUsize::new(0));
         let said = Said::default();
         let (ready, is_ready) = oneshot::channel();
@@ -365,7 +419,7 @@ impl Service {
             }
         });
         is_ready.await.unwrap_or_else(|_| panic!("the service did not start: {said:?}"));
-        Self { deaths, supervisor, said }
+        Self { url: format!("http://127.0.0.1:{port}"), deaths, supervisor, said }
     }
 }
 
