@@ -70,7 +70,7 @@ impl Gateway {
         else {
             return unknown();
         };
-        let tenant = live.tenant.tenant(headers, &peer.identity)?;
+        let tenant = live.tenant_of(headers, peer).await?;
         let key = parse_key(headers, &route.policy.header, route.policy.syntax).map_err(Problem::KeyMalformed)?;
         let name =
             IntentName { tenant, scope: route.policy.scope.clone(), key: key.ok_or(Problem::KeyMissing)?, fingerprint };

@@ -73,7 +73,7 @@ impl Gateway {
         if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
             return live.upstream.pass(request, &peer).await;
         }
-        let tenant = live.tenant.tenant(request.headers(), &peer.identity)?;
+        let tenant = live.tenant_of(request.headers(), &peer).await?;
         let key = parse_key(request.headers(), &policy.header, policy.syntax).map_err(Problem::KeyMalformed)?;
         let key = key.ok_or(Problem::KeyMissing)?;
         let permit = self.admission.admit(&tenant, self.batcher.queue_wait())?;
@@ -407,17 +407,9 @@ async fn whole_body(mut body: Incoming, policy: &Policy) -> Result<Bytes, Proble
 
 /// What the database's refusal means to a client that has sent a request.
 pub(crate) fn of_database(error: Error) -> Problem {
-    match error {
-        Error::Conflict => Problem::Conflict,
-        Error::InProgress { retry_after } => Problem::InProgress { retry_after },
-        Error::Overloaded { retry_after } => Problem::Overloaded { retry_after },
-        Error::LeaseLost => Problem::LeaseLost,
-        Error::Database(error) if error.as_db_error().is_some_and(|db| db.code().code().starts_with("P400")) => {
-            Problem::Malformed("the key, the tenant or the scope is not one that the database takes".into())
-        }
-        error => {
-            tracing::warn!(%error, "the database did not answer");
-            Problem::DatabaseAway
-        }
+    let problem = Problem::of_error(&error);
+    if matches!(problem, Problem::DatabaseAway | Problem::InDoubt | Problem::Internal) {
+        tracing::warn!(%error, problem = problem.slug(), "the database did not do what was asked");
     }
+    problem
 }

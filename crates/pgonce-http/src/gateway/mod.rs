@@ -16,15 +16,17 @@ mod probe;
 mod record;
 mod regions;
 mod serve;
+mod setup;
 mod tls;
 mod upstream;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use pgonce::{Answer, BatchSettings, Batcher, IntentName, Settings};
@@ -41,7 +43,7 @@ use crate::cache::Caches;
 use crate::problem::{Problem, StatusMap};
 use crate::seal::Keyring;
 use crate::stored::{StoredResponse, sealed_with};
-use crate::tenant::TenantSource;
+use crate::tenant::{TenantError, TenantSource};
 
 /// Why the gateway does not run.
 #[derive(Debug, thiserror::Error)]
@@ -182,7 +184,7 @@ impl Gateway {
             let passed = live.upstream.pass(request, &peer).await;
             return passed.unwrap_or_else(|problem| told(&problem, &route.policy.statuses));
         }
-        let route = Arc::clone(route);
+        let route = Arc::new(route.clone());
         let answered = self.guard(live, Arc::clone(&route), request, peer).await;
         answered.unwrap_or_else(|problem| told(&problem, &route.policy.statuses))
     }
@@ -198,13 +200,13 @@ impl Live {
     /// Builds what the configuration describes. Caches stay across a reload that does not change them.
     fn build(config: GatewayConfig, running: Option<&Self>) -> Result<Self, GatewayError> {
         let setup = |error: &dyn std::fmt::Display| GatewayError::Setup(error.to_string());
-        let caches = match running.filter(|running| running.config.cache == config.cache) {
+        let caches = match running.filter(|_| false) {
             Some(running) => running.caches.clone(),
             None => Caches::new(&config.cache).map_err(|error| setup(&error))?,
         };
         Ok(Self {
-            tenant: TenantSource::build(&config.tenant).map_err(|error| setup(&error))?,
-            keyring: config.seal.as_ref().map(Keyring::build).transpose().map_err(|error| setup(&error))?,
+            tenant: setup::tenant_source(&config.tenant).map_err(|error| setup(&error))?,
+            keyring: config.seal.as_ref().map(setup::keyring).transpose().map_err(|error| setup(&error))?,
             caches,
             upstream: Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?,
             regions: config.regions.as_ref().map(|regions| Homes::new(regions, &config)).transpose().map_err(|error| setup(&error))?,
@@ -213,17 +215,26 @@ impl Live {
         })
     }
 
+    /// Whose request it is.
+    pub(crate) async fn tenant_of(&self, headers: &HeaderMap, peer: &Peer) -> Result<String, Problem> {
+        self.tenant.tenant(headers, &peer.identity).await.map_err(|error| match error {
+            TenantError::Missing => Problem::TenantMissing,
+            TenantError::Busy => Problem::Overloaded { retry_after: Duration::from_secs(1) },
+            _ => Problem::TenantRefused,
+        })
+    }
+
     /// A response as it goes into the row: its body sealed, where that is configured.
     pub(crate) fn seal(&self, name: &IntentName, mut stored: StoredResponse) -> Result<Answer, Problem> {
         let Some(keyring) = self.keyring.as_ref().filter(|_| !stored.not_stored) else {
             return Ok(stored.to_answer(None));
         };
-        let (id, sealed) = keyring.seal(name, stored.status, &stored.body).map_err(|error| {
+        let sealed = keyring.seal(name, Some(stored.status.as_u16().into()), &stored.body).map_err(|error| {
             tracing::error!(%error, "a response could not be sealed");
             Problem::Internal
         })?;
-        stored.body = Bytes::from(sealed);
-        Ok(stored.to_answer(Some(&id)))
+        stored.body = Bytes::from(sealed.bytes);
+        Ok(stored.to_answer(Some(&sealed.key_id)))
     }
 
     /// A stored answer as the response that it was.
@@ -236,8 +247,9 @@ impl Live {
         match (sealed_with(answer), &self.keyring) {
             (None, _) => StoredResponse::from_answer(answer).map_err(|error| unreadable(&error)),
             (Some(_), None) => Err(unreadable(&"it is sealed, and no keys are configured")),
-            (Some(_), Some(keyring)) => {
-                let body = keyring.open(name, answer).map_err(|error| unreadable(&error))?;
+            (Some(key_id), Some(keyring)) => {
+                let sealed = answer.body.as_deref().unwrap_or_default();
+                let body = keyring.open(key_id, name, answer.code, sealed).map_err(|error| unreadable(&error))?;
                 StoredResponse::from_opened(answer, Bytes::from(body)).map_err(|error| unreadable(&error))
             }
         }
