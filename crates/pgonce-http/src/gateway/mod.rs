@@ -1,6 +1,12 @@
 //! A reverse proxy that gives any service safe retries: `pgonce gateway`.
 
+#![allow(dead_code, reason = "what serves is not here yet")]
+
+mod admission;
+mod breaker;
 pub mod config;
+mod regions;
+mod tls;
 
 use tokio::sync::mpsc;
 
