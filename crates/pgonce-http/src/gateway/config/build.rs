@@ -24,7 +24,7 @@ const SCOPE: &str = "http";
 /// What the database takes is 16 MiB; sealing a body makes it a little larger.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024 - 1024;
 /// A body is held in memory until it is whole.
-const BODY_BYTES_MAX: usize = 1024 * 1024 * 1024;
+pub(super) const BODY_BYTES_MAX: usize = 1024 * 1024 * 1024;
 /// Shorter ones can be guessed.
 const SECRET_BYTES_MIN: usize = 16;
 
@@ -244,7 +244,7 @@ fn scope_policy(file: &file::Route, overrides: &Overrides, upstream: &UpstreamCo
     let defaults = ScopePolicy::default();
     let lease = file.lease.as_ref().map_or(defaults.lease, |lease| lease.get_ref().0);
     if let Some(place) = file.lease.as_ref().filter(|_| !is_lease(lease)) {
-        return Err(Fault::at(place, "a lease takes from 10ms to 1d"));
+        return Err(Fault::at(place, LEASE));
     }
     let stale = file.stale.as_ref().map_or(defaults.stale, |stale| *stale.get_ref());
     let probe = match &file.probe {
@@ -278,6 +278,8 @@ fn scope_policy(file: &file::Route, overrides: &Overrides, upstream: &UpstreamCo
         response: file.response.unwrap_or(defaults.response),
     })
 }
+
+pub(super) const LEASE: &str = "a lease takes from 10ms to 1d";
 
 /// What `once.define_scope` takes.
 pub(super) fn is_lease(lease: Duration) -> bool {

@@ -11,7 +11,7 @@ mod probe;
 mod values;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
@@ -76,14 +76,30 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     values::read(text)
 }
 
-/// A number of bytes as people write it: `1048576`, `64KiB`, `1MiB`.
-pub fn size(text: &str) -> Result<usize, String> {
-    values::read::<values::Size>(text).map(|size| size.0)
+/// `--lease`: a duration that the database takes as a lease.
+pub fn lease(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|lease| if build::is_lease(lease) { Ok(lease) } else { Err(build::LEASE.into()) })
 }
 
-/// Where the upstream is: `http://host:port` or `https://host`, without a path.
+/// `--max-body`: a number of bytes, as `1048576` or `1MiB`.
+pub fn max_body(text: &str) -> Result<usize, String> {
+    let size = values::read::<values::Size>(text)?.0;
+    if (1..=build::BODY_BYTES_MAX).contains(&size) { Ok(size) } else { Err("expected 1 byte to 1GiB".into()) }
+}
+
+/// `--listen`: `127.0.0.1:8080` or `[::]:8080`.
+pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    values::read(text)
+}
+
+/// `--upstream`: `http://host:port` or `https://host`, without a path.
 pub fn upstream_url(text: &str) -> Result<Uri, String> {
     values::read::<values::Origin>(text).map(|origin| origin.0)
+}
+
+/// `--tenant-header`: the name of a header.
+pub fn header_name(text: &str) -> Result<HeaderName, String> {
+    values::read(text)
 }
 
 /// A mistake in the configuration.
@@ -432,13 +448,6 @@ pub struct RegionConfig {
     pub name: String,
     /// Its gateway.
     pub url: Uri,
-}
-
-/// The file that was named, or the usual one if it is there.
-#[must_use]
-pub fn usual_path(named: Option<&Path>) -> Option<PathBuf> {
-    const USUAL: &str = "pgonce.toml";
-    named.map(Path::to_owned).or_else(|| Path::new(USUAL).exists().then(|| USUAL.into()))
 }
 
 #[cfg(test)]

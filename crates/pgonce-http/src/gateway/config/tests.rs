@@ -339,3 +339,49 @@ region = [{{ name = "eu", url = "https://eu" }}, {{ name = "us", url = "https://
     let (line, reason) = mistake(&format!("[gateway.tenant]\nsource = \"basic\"\nusers_file = \"{hex}\""));
     assert!(line == 3 && reason.contains("line 1"), "{reason}");
 }
+
+const DOCS: &str = include_str!("../../../../../docs/reference/config.md");
+
+#[test]
+fn the_documented_file_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["jwt.secret", "cache.secret", "regions.secret", "seal-2026-01", "seal-2026-02"] {
+        std::fs::write(dir.path().join(name), format!("{}\n", "0f".repeat(32))).unwrap();
+    }
+    let example = DOCS.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let config = parse(&example.replace("/etc/pgonce", &dir.path().display().to_string())).unwrap();
+    assert_eq!(config.routes.len(), 3);
+    assert_eq!(config.route(&Method::POST, "/payments/7").policy.wait_max, Duration::from_secs(10));
+    assert!(config.seal.is_some() && config.regions.is_some() && config.tls.is_some());
+}
+
+/// serde names what it knows when it meets what it does not know.
+#[test]
+fn every_key_is_documented() {
+    let mut count = 0;
+    for section in [
+        "[gateway]",
+        "[gateway.upstream]",
+        "[[gateway.route]]",
+        "[gateway.route.fingerprint]",
+        "[gateway.tenant]",
+        "[[gateway.tenant.keys]]",
+        "[gateway.tls]",
+        "[gateway.cache]",
+        "[gateway.cache.secret]",
+        "[gateway.limits]",
+        "[gateway.regions]",
+        "[[gateway.regions.region]]",
+        "[gateway.seal]",
+        "[[gateway.seal.keys]]",
+    ] {
+        let error = parse(&format!("{section}\nno_such_key = 1\n")).unwrap_err();
+        let (_, known) = error.reason.split_once(", expected ").unwrap_or_else(|| panic!("{section}: {error}"));
+        for key in known.split('`').skip(1).step_by(2) {
+            let ways = [format!("`{key}`"), format!(".{key}]"), format!("{{ {key} }}")];
+            assert!(ways.iter().any(|way| DOCS.contains(way)), "{section} {key}");
+            count += 1;
+        }
+    }
+    assert!(count > 70, "{count}");
+}
