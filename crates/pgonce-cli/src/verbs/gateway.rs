@@ -9,11 +9,12 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use http::{HeaderName, Uri};
 use pgonce_http::InProgress;
 use pgonce_http::gateway::config::{self, ConfigSource, Overrides, RedisUrl, Stale};
-use pgonce_http::gateway::{self, Error};
+use pgonce_http::gateway::{self, GatewayError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::WrongUse;
+use crate::output::say;
 use crate::verbs::up::stop_signal;
 
 /// `pgonce gateway`
@@ -85,8 +86,10 @@ pub async fn run(options: Options, path: Option<PathBuf>, url: &str) -> anyhow::
     };
     let stop = stop_signal()?;
     let reload = reload_signal()?;
-    match gateway::run(pgonce::Settings::from_url(url), ConfigSource { path, overrides }, stop, reload).await {
-        Err(Error::Config(error)) => Err(WrongUse(error.to_string()).into()),
+    let ready = |address| say(&format!("ready http://{address}"));
+    let source = ConfigSource { path, overrides };
+    match gateway::run(pgonce::Settings::from_url(url), source, ready, stop, reload).await {
+        Err(GatewayError::Config(error)) => Err(WrongUse(error.to_string()).into()),
         other => Ok(other?),
     }
 }

@@ -1,6 +1,6 @@
 //! What came back from the upstream: recorded under the claim's fence, and only then told as done.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::{Response, response};
@@ -172,17 +172,18 @@ impl Gateway {
         let answer = guarded.to_store(head, body)?;
         drop(kept); // a renewal would only queue behind this (trap 8)
         fail::fail_point!("gateway::before_store");
+        let asked_at = Instant::now();
         let recorded = self.batcher.succeed(&guarded.name, claim_id, answer.clone()).await;
         fail::fail_point!("gateway::after_store");
         match recorded {
             Ok(Recorded::Now { expires_in }) => {
                 let answer = as_stored(answer, guarded.route.scope_policy.response);
-                self.share(&guarded, &leader, answer, expires_in);
+                self.share(&guarded, &leader, answer, expires_in, asked_at);
                 Ok(Stored::Now(expires_in))
             }
             // The upstream committed the outcome with its effect: that is the answer.
             Ok(Recorded::Before { answer, expires_in }) => {
-                let replay = self.share(&guarded, &leader, answer, expires_in);
+                let replay = self.share(&guarded, &leader, answer, expires_in, asked_at);
                 guarded.open(&replay, false).map(Stored::Before)
             }
             Err(Error::LeaseLost) => self.observe(&guarded, &leader).await.map(Stored::Before),

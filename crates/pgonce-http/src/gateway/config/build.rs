@@ -64,7 +64,7 @@ fn gateway(file: file::Gateway, overrides: &Overrides) -> Result<GatewayConfig, 
     Ok(GatewayConfig {
         listen,
         upstream,
-        routes,
+        routes: routes.into_iter().map(Arc::new).collect(),
         limits: limits(file.limits, &tenant)?,
         tenant,
         trust_forwarded: file.trust_forwarded,

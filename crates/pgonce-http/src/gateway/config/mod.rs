@@ -12,6 +12,7 @@ mod values;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
@@ -158,7 +159,7 @@ pub struct GatewayConfig {
     /// The service behind it.
     pub upstream: UpstreamConfig,
     /// In order; the first that matches counts. The last matches everything.
-    pub routes: Vec<Route>,
+    pub routes: Vec<Arc<Route>>,
     /// Whose request it is.
     pub tenant: TenantSource,
     /// Whether `Forwarded` and `X-Forwarded-*` of a request are kept and extended, because a proxy that is
@@ -183,7 +184,7 @@ impl GatewayConfig {
     /// it came. One that can be read in several ways (`..`, `%2F`, `//`, `;`, …) gets the strictest route that
     /// it could mean.
     #[must_use]
-    pub fn route(&self, method: &Method, path: &str) -> &Route {
+    pub fn route(&self, method: &Method, path: &str) -> &Arc<Route> {
         let strictness = |place: usize| {
             let policy = &self.routes[place].policy;
             match policy.requirement {
@@ -395,7 +396,7 @@ pub struct ServerTls {
 }
 
 /// Replay caches. They hold terminal outcomes only; PostgreSQL stays the truth.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Of this process; 0: none.
     pub memory_bytes: usize,
