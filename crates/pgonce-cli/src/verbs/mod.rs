@@ -7,4 +7,5 @@ pub mod gateway;
 pub mod intents;
 pub mod migrate;
 pub mod purge;
+pub mod shop;
 pub mod up;

@@ -95,7 +95,7 @@ impl Id {
 }
 
 /// Which caches there are, and their limits.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheSettings {
     /// The capacity of the cache in this process, in bytes; 0: none.
     pub memory_bytes: u64,

@@ -30,7 +30,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// A Redis, and how it is used.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct RedisSettings {
     /// `redis://…`, or `rediss://…` for TLS.
     pub url: String,

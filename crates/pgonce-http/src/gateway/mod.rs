@@ -41,7 +41,7 @@ use self::config::{ConfigError, ConfigSource, GatewayConfig};
 use self::flights::Flights;
 use self::homes::Homes;
 use self::upstream::{Peer, Upstream};
-use crate::cache::{CacheSettings, Caches, RedisSettings};
+use crate::cache::Caches;
 use crate::problem::{Problem, StatusMap};
 use crate::stored::{StoredResponse, sealed_with};
 use crate::tenant::TenantError;
@@ -153,15 +153,6 @@ async fn define_scopes(batcher: &Batcher, config: &GatewayConfig) -> Result<(), 
     Ok(())
 }
 
-fn cache_settings(config: &config::CacheConfig) -> CacheSettings {
-    let redis = config.redis.as_ref().map(|url| {
-        let mut redis = RedisSettings::new(url.expose());
-        redis.secret = config.secret.as_ref().map(|secret| secret.expose().to_vec());
-        redis
-    });
-    CacheSettings { memory_bytes: config.memory_bytes as u64, lifetime_max: config.ttl_max, redis }
-}
-
 /// One recorder a process, whoever starts first.
 fn recorder() -> PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
@@ -220,7 +211,7 @@ impl Live {
         let setup = |error: &dyn std::fmt::Display| GatewayError::Setup(error.to_string());
         let caches = match running.filter(|running| running.config.cache == config.cache) {
             Some(running) => Arc::clone(&running.caches),
-            None => Arc::new(Caches::new(cache_settings(&config.cache)).map_err(|error| setup(&error))?),
+            None => Arc::new(Caches::new(config.cache.clone()).map_err(|error| setup(&error))?),
         };
         let upstream = Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?;
         let regions = config.regions.as_ref().map(|regions| Homes::new(regions, &config.upstream)).transpose();

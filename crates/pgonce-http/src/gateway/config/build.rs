@@ -12,9 +12,10 @@ use toml::Spanned;
 use super::path::PathPattern;
 use super::values::{Count, SecretRef, Size, Text};
 use super::{
-    BreakerConfig, CacheConfig, ClientTls, ConfigError, GatewayConfig, Limits, Overrides, Probe, RegionConfig,
-    RegionsConfig, Route, ScopePolicy, Secret, ServerTls, Stale, UpstreamConfig, UrlTemplate, file, line_of,
+    BreakerConfig, ClientTls, ConfigError, GatewayConfig, Limits, Overrides, Probe, RegionConfig, RegionsConfig, Route,
+    ScopePolicy, Secret, ServerTls, Stale, UpstreamConfig, UrlTemplate, file, line_of,
 };
+use crate::cache::{CacheSettings, RedisSettings};
 use crate::policy::{FingerprintParts, KeySyntax, Policy, Requirement};
 use crate::seal::{Keyring, SealKey};
 use crate::tenant::{BasicUsers, Jwt, JwtKey, JwtSettings, TenantSource};
@@ -26,7 +27,7 @@ const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024 - 1024;
 /// A body is held in memory until it is whole.
 pub(super) const BODY_BYTES_MAX: usize = 1024 * 1024 * 1024;
 /// Shorter ones can be guessed.
-const SECRET_BYTES_MIN: usize = 16;
+const SECRET_BYTES_MIN: usize = 32;
 
 /// What is wrong, and where in the file, if it is there.
 struct Fault(Option<Range<usize>>, String);
@@ -373,17 +374,25 @@ fn jwt(file: file::Tenant, missing: impl Fn(&str) -> Fault) -> Result<Jwt, Fault
 fn secret(place: &Spanned<SecretRef>) -> Result<Secret, Fault> {
     let secret = place.get_ref().read().map_err(|reason| Fault::at(place, reason))?;
     match secret.expose().len() < SECRET_BYTES_MIN {
-        true => Err(Fault::at(place, "this secret is too short: 16 bytes at least")),
+        true => Err(Fault::at(place, "this secret is too short: 32 bytes at least")),
         false => Ok(secret),
     }
 }
 
-fn cache(file: file::Cache, overrides: &Overrides) -> Result<CacheConfig, Fault> {
-    Ok(CacheConfig {
-        memory_bytes: file.memory_bytes.map_or(64 * 1024 * 1024, |size| size.0),
-        redis: overrides.cache.clone().or(file.redis.map(|url| url.0)),
-        secret: file.secret.as_ref().map(secret).transpose()?,
-        ttl_max: duration_or(file.ttl_max, 3600),
+fn cache(file: file::Cache, overrides: &Overrides) -> Result<CacheSettings, Fault> {
+    let defaults = CacheSettings::default();
+    let secret = file.secret.as_ref().map(secret).transpose()?;
+    let url = overrides.cache.clone().or(file.redis.map(|url| url.0));
+    let redis = url.map(|url| {
+        let mut redis = RedisSettings::new(url.expose());
+        redis.secret = secret.map(|secret| secret.expose().to_vec());
+        redis.timeout = file.redis_timeout.map_or(redis.timeout, |timeout| timeout.0);
+        redis
+    });
+    Ok(CacheSettings {
+        memory_bytes: file.memory_bytes.map_or(defaults.memory_bytes, |size| size.0 as u64),
+        lifetime_max: file.ttl_max.map_or(defaults.lifetime_max, |ttl| ttl.0),
+        redis,
     })
 }
 

@@ -194,6 +194,7 @@ pub(super) struct Tls {
 pub(super) struct Cache {
     pub memory_bytes: Option<Size>,
     pub redis: Option<Text<RedisUrl>>,
+    pub redis_timeout: Option<Text<Duration>>,
     pub secret: Option<Spanned<SecretRef>>,
     pub ttl_max: Option<Text<Duration>>,
 }

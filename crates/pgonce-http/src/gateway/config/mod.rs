@@ -23,6 +23,7 @@ pub use path::{OWN_SEGMENT, PathPattern};
 pub use probe::{Probe, UrlTemplate};
 pub use values::{Keep, RedisUrl, Secret};
 
+use crate::cache::CacheSettings;
 use crate::policy::{InProgress, Policy, Requirement};
 use crate::seal::Keyring;
 use crate::tenant::TenantSource;
@@ -168,7 +169,7 @@ pub struct GatewayConfig {
     /// TLS towards clients; without it plain HTTP.
     pub tls: Option<ServerTls>,
     /// Replay caches.
-    pub cache: CacheConfig,
+    pub cache: CacheSettings,
     /// The most of everything.
     pub limits: Limits,
     /// Where keys have their home, if there are several regions.
@@ -393,19 +394,6 @@ pub struct ServerTls {
     pub key: PathBuf,
     /// Who signs clients' certificates; then every client needs one.
     pub client_ca: Option<PathBuf>,
-}
-
-/// Replay caches. They hold terminal outcomes only; PostgreSQL stays the truth.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CacheConfig {
-    /// Of this process; 0: none.
-    pub memory_bytes: usize,
-    /// Shared by several.
-    pub redis: Option<RedisUrl>,
-    /// Signs what is put into Redis, so that whoever can write there cannot make up responses.
-    pub secret: Option<Secret>,
-    /// Nothing is cached for longer.
-    pub ttl_max: Duration,
 }
 
 /// The most of everything.

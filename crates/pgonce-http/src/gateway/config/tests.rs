@@ -66,7 +66,7 @@ fn the_flags_alone_are_enough_and_win() {
         assert_eq!(config.listen.port(), 1);
         assert_eq!(config.upstream.url, "https://up");
         assert!(matches!(&config.tenant, TenantSource::Header(name) if name == "x-tenant"));
-        assert_eq!(config.cache.redis.as_ref().map(RedisUrl::expose), Some("redis://h"));
+        assert_eq!(config.cache.redis.as_ref().map(|redis| redis.url.as_str()), Some("redis://h"));
         for route in &config.routes {
             assert_eq!(route.policy.requirement, Requirement::Required);
             assert_eq!(route.policy.syntax, KeySyntax::Strict);
@@ -331,6 +331,9 @@ region = [{{ name = "eu", url = "https://eu" }}, {{ name = "us", url = "https://
     assert!(matches!(&config.tenant, TenantSource::Jwt(_)));
     assert_eq!(config.limits.tenant_inflight_max, 2048, "one of many takes a part");
     assert!(!format!("{config:?}").contains("0123456789abcdef"));
+    let guessed = file("guessed", "hunter2");
+    let (line, reason) = mistake(&format!("[gateway.cache]\nsecret = {{ file = \"{guessed}\" }}"));
+    assert!(line == 2 && reason.contains("32 bytes"), "{reason}");
     let confused = format!("algorithm = \"HS256\", file = \"{pem}\"");
     let (line, _) = mistake(&format!("[gateway.tenant]\nsource = \"jwt\"\nclaim = \"c\"\nkeys = [{{ {confused} }}]"));
     assert_eq!(line, 4, "a public key is no secret");
