@@ -2,7 +2,8 @@
 -- also decide, readers read views; tables are nobody's but the owner's.
 DO $$
 DECLARE
-    v_app text[] := ARRAY['claim', 'peek', 'succeed', 'fail', 'record_failure', 'renew', 'release', 'resolve',
+    v_app text[] := ARRAY['claim', 'peek', 'succeed', 'fail', 'record_failure', 'renew', 'release', 'resolve', 'doubt',
+        'claim_batch', 'peek_batch', 'succeed_batch', 'renew_batch',
         'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'try_lock', 'tally', 'schema_version'];
     v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope'];
     v_views text[] := ARRAY['intents', 'scopes', 'stale_claims', 'uncertain', 'most_retried', 'suppression', 'sizes',

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use pgonce_http::gateway::config::ConfigError;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::WrongUse;
 
@@ -17,6 +19,13 @@ pub struct Config {
     /// For `pgonce up`.
     #[serde(default)]
     pub up: Up,
+    /// For `pgonce gateway`, which reads the file itself, and again on SIGHUP: its mistakes are told by whoever
+    /// knows its keys.
+    #[allow(dead_code, reason = "it only has to be allowed here")]
+    pub gateway: Option<IgnoredAny>,
+    /// The file that this was read from, if there is one.
+    #[serde(skip)]
+    pub path: Option<PathBuf>,
 }
 
 /// The section `[up]`.
@@ -34,19 +43,18 @@ pub fn load(named: Option<&Path>) -> Result<Config, WrongUse> {
     let path = named.unwrap_or(Path::new(DEFAULT_FILE));
     match std::fs::read_to_string(path) {
         Ok(text) => {
-            parse(&text).map_err(|(line, reason)| WrongUse(format!("{}, line {line}: {reason}", path.display())))
+            let told = |error| ConfigError { path: Some(path.into()), ..error };
+            let config = parse(&text).map_err(|error| WrongUse(told(error).to_string()))?;
+            Ok(Config { path: Some(path.into()), ..config })
         }
         Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
         Err(error) => Err(WrongUse(format!("{} cannot be read: {error}", path.display()))),
     }
 }
 
-/// The line and the reason, not the line's text: it may hold a password.
-fn parse(text: &str) -> Result<Config, (usize, String)> {
-    toml::from_str(text).map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        (before.matches('\n').count() + 1, error.message().trim().replace('\n', " "))
-    })
+/// The error has the line and the reason, not the line's text: it may hold a password.
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    toml::from_str(text).map_err(|error| ConfigError::from_toml(text, &error))
 }
 
 #[cfg(test)]
@@ -62,11 +70,19 @@ mod tests {
 
     #[test]
     fn a_mistake_is_named_by_line_without_its_text() {
-        let (line, reason) = parse("[up]\nprot = 1\n").unwrap_err();
-        assert_eq!(line, 2);
-        assert!(reason.contains("prot"), "{reason}");
-        let (line, reason) = parse("\ndatabase_url = \"postgres://me:secret@h/d\n").unwrap_err();
-        assert_eq!(line, 2);
-        assert!(!reason.contains("secret"), "{reason}");
+        let error = parse("[up]\nprot = 1\n").unwrap_err();
+        assert_eq!(error.line, Some(2));
+        assert!(error.reason.contains("prot"), "{error}");
+        for text in ["\ndatabase_url = \"postgres://me:secret@h/d\n", "[up]\nport = \"secret\"\n"] {
+            let error = parse(text).unwrap_err();
+            assert_eq!(error.line, Some(2));
+            assert!(!error.reason.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_gateways_section_is_the_gateways() {
+        assert!(parse("[gateway]\nbogus = 1\n[[gateway.route]]\npath = 1\n").unwrap().gateway.is_some());
+        assert!(parse("[getaway]\n").is_err());
     }
 }

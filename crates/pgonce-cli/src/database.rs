@@ -1,7 +1,5 @@
 //! How verbs talk to the database: one connection, rows as JSON, no named statements (a pooler may be between).
 
-use std::time::Duration;
-
 use anyhow::Context as _;
 use serde_json::Value;
 use tokio_postgres::types::{ToSql, Type};
@@ -68,22 +66,7 @@ pub fn redacted(url: &str) -> String {
 }
 
 /// A duration as people write it: 500ms, 30s, 5m, 24h, 30d.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let millis = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => 0,
-    };
-    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(millis)).filter(|millis| *millis > 0) {
-        Some(millis) => Ok(Duration::from_millis(millis)),
-        None => Err("write a duration as 500ms, 30s, 5m, 24h or 30d".into()),
-    }
-}
+pub use pgonce_http::gateway::config::duration;
 
 #[cfg(test)]
 mod tests {
@@ -94,14 +77,5 @@ mod tests {
         assert_eq!(redacted("postgres://me:s@cret@h:1/d?password=x"), "postgres://me@h:1/d");
         assert_eq!(redacted("postgres://h/d"), "postgres://h/d");
         assert_eq!(redacted("host=h password=secret dbname=d"), "host=h dbname=d");
-    }
-
-    #[test]
-    fn durations_are_read() {
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
-        for bad in ["", "5", "0s", "s", "5 s", "-1s", "99999999999999999999d"] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
     }
 }

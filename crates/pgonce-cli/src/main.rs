@@ -45,6 +45,8 @@ enum Verb {
     Up(verbs::up::Options),
     /// Bring the schema `once` to this version
     Migrate(verbs::migrate::Options),
+    /// Stand before a service, and give its clients safe retries by Idempotency-Key
+    Gateway(verbs::gateway::Options),
     /// See, explain, settle and recover intents
     #[command(subcommand)]
     Intents(verbs::intents::Command),
@@ -103,6 +105,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
     match verb {
         Verb::Up(options) => verbs::up::run(options, url, config.up, out).await,
         Verb::Migrate(options) => verbs::migrate::run(options, &database::needed(url)?, out).await,
+        Verb::Gateway(options) => verbs::gateway::run(options, config.path, &database::needed(url)?).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Purge(options) => verbs::purge::run(options, &database::needed(url)?, out).await,
         Verb::Archive(options) => verbs::archive::run(options, &database::needed(url)?, out).await,

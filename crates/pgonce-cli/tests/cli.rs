@@ -454,3 +454,34 @@ fn wrong_use_is_told_apart() {
     let ran = run(&["intents", "list"]).failed();
     assert!(ran.stderr.contains("error:") && !ran.stderr.contains("hidden"), "{ran:#?}");
 }
+
+/// What the gateway is told is checked before anything is served, and told by its line.
+#[test]
+fn the_gateway_tells_what_is_wrong_with_its_configuration() {
+    let dir = temp_dir();
+    let run = |args: &[&str]| -> common::Ran {
+        let mut command = command(dir.path());
+        command.env("DATABASE_URL", "postgres://127.0.0.1:1/none").arg("gateway").args(args).output().unwrap().into()
+    };
+    let wrong = |args: &[&str], words: &str| {
+        let ran = run(args);
+        assert_eq!(ran.code, 2, "{ran:#?}");
+        assert!(ran.stderr.contains(words) && !ran.stderr.contains("hunter2"), "{words}: {ran:#?}");
+    };
+    wrong(&[], "--listen");
+    wrong(&["--listen", "127.0.0.1:0"], "--upstream");
+    wrong(&["--listen", "127.0.0.1"], "a port");
+    wrong(&["--upstream", "localhost:3000"], "scheme, host and port");
+    wrong(&["--stale", "never"], "[possible values: rerun, probe, hold]");
+    wrong(&["--lease", "2d"], "10ms to 1d");
+    wrong(&["--max-body", "0"], "1 byte");
+    wrong(&["--tenant-header", "a b"], "name of a header");
+    wrong(&["--cache", "http://h"], "Redis");
+    let flags = ["--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1"];
+    std::fs::write(dir.path().join("pgonce.toml"), "[gateway.cache]\n\nsecret = \"hunter2\"\n").unwrap();
+    wrong(&flags, "pgonce.toml, line 3: ");
+    std::fs::write(dir.path().join("other.toml"), "[gateway]\nlisten = \"0.0.0.0:80\"\nupstrem = 1\n").unwrap();
+    wrong(&["--config", "other.toml"], "other.toml, line 3: unknown field `upstrem`");
+    std::fs::write(dir.path().join("pgonce.toml"), "[up]\nport = \"hunter2\"\n").unwrap();
+    wrong(&flags, "pgonce.toml, line 2: ");
+}

@@ -5,6 +5,8 @@
 //! `gateway`) stands before any service in any language. What counts as a key, a fingerprint, an outcome and a
 //! stored response, and what each refusal looks like, is in the modules here, once, for both.
 
+#[cfg(feature = "gateway")]
+pub mod cache;
 mod fingerprint;
 #[cfg(feature = "gateway")]
 pub mod gateway;

@@ -330,6 +330,7 @@ impl Problem {
             Error::AnswerUnreadable { .. } => Self::ResponseNotStored { code: None },
             Error::LeaseLost => Self::LeaseLost,
             Error::InDoubt { .. } => Self::InDoubt,
+            Error::Away { .. } => Self::DatabaseAway,
             Error::Overloaded { retry_after } => Self::Overloaded { retry_after: *retry_after },
             Error::Database(_) => match error.sqlstate() {
                 Some("P4001") => Self::KeyMalformed(KeyError::Refused),

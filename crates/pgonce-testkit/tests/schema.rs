@@ -59,6 +59,26 @@ async fn flow(client: &Client, key: &str) {
         )
         .await
         .unwrap();
+
+    // The set-based forms: claimed, renewed, looked at, completed; and one in doubt.
+    let keys = vec![format!("{key} batch"), format!("{key} doubt")];
+    let ids = vec![Uuid::new_v4(), Uuid::new_v4()];
+    let batch = "SELECT kind FROM once.claim_batch(ARRAY['', ''], ARRAY['flow', 'flow'], $1,
+        ARRAY[pg_catalog.sha256('x'), pg_catalog.sha256('x')], $2)";
+    let kinds: Vec<String> = client.query(batch, &[&keys, &ids]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(kinds, ["new_claim", "new_claim"]);
+    let renew = "SELECT verdict FROM once.renew_batch(ARRAY['', ''], ARRAY['flow', 'flow'], $1, $2)";
+    assert_eq!(client.query(renew, &[&keys, &ids]).await.unwrap()[1].get::<_, &str>(0), "renewed");
+    let succeed = "SELECT verdict FROM once.succeed_batch(ARRAY[''], ARRAY['flow'], $1, $2, ARRAY[200], ARRAY['{}'::jsonb],
+        ARRAY['x'::bytea], ARRAY[NULL::text], ARRAY[NULL::text])";
+    let verdict = client.query_one(succeed, &[&&keys[..1], &&ids[..1]]).await.unwrap();
+    assert_eq!(verdict.get::<_, &str>(0), "recorded");
+    let doubt = "SELECT once.doubt('flow', $1, $2, 'code')";
+    assert_eq!(client.query_one(doubt, &[&keys[1], &ids[1]]).await.unwrap().get::<_, &str>(0), "uncertain");
+    let peek = "SELECT kind FROM once.peek_batch(ARRAY['', ''], ARRAY['flow', 'flow'], $1,
+        ARRAY[pg_catalog.sha256('x'), pg_catalog.sha256('x')])";
+    let kinds: Vec<String> = client.query(peek, &[&keys]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(kinds, ["replay_success", "uncertain"]);
 }
 
 #[tokio::test]
@@ -296,18 +316,23 @@ async fn each_role_may_do_its_own_and_no_more() {
     let app = [
         "canonical_json",
         "claim",
+        "claim_batch",
         "clock",
         "define_scope",
+        "doubt",
         "fail",
         "fingerprint",
         "fingerprint_bytes",
         "peek",
+        "peek_batch",
         "record_failure",
         "release",
         "renew",
+        "renew_batch",
         "resolve",
         "schema_version",
         "succeed",
+        "succeed_batch",
         "tally",
         "try_lock",
     ];

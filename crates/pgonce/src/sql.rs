@@ -24,11 +24,13 @@ pub(crate) enum Call {
     SucceedBatch,
     RenewBatch,
     Doubt,
+    Settle,
+    DefineScope,
     Ping,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 19;
+    pub(crate) const COUNT: usize = 21;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -73,6 +75,11 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
              failure_code, failure_message, expires_in_ms FROM once.succeed_batch($1, $2, $3, $4, $5, $6, $7, $8, $9)"
         }
         (Call::RenewBatch, _) => "SELECT ordinal, verdict, lease_ms FROM once.renew_batch($1, $2, $3, $4)",
+        (Call::Settle, _) => {
+            "SELECT once.settle(p_scope => $1, p_key => $2, p_verdict => $3, p_actor => $4, p_reason => $5, \
+             p_response_code => $6, p_response_headers => $7, p_response_body => $8, p_tenant => $9)"
+        }
+        (Call::DefineScope, _) => "SELECT once.define_scope($1, $2)",
         (Call::Doubt, _) => "SELECT once.doubt($1, $2, $3, $4, $5, $6)",
         (Call::Ping, _) => "SELECT 1",
     }
@@ -118,6 +125,18 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
             Type::TEXT_ARRAY,
         ],
         Call::RenewBatch => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::UUID_ARRAY],
+        Call::Settle => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT4,
+            Type::JSONB,
+            Type::BYTEA,
+            Type::TEXT,
+        ],
+        Call::DefineScope => &[Type::TEXT, Type::JSONB],
         Call::Doubt => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT],
         Call::Ping => &[],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],

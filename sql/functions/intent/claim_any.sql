@@ -2,7 +2,7 @@
 -- not one: each takes a new snapshot, so a rival's commit or a purge in between is seen (traps 5 and 13).
 CREATE OR REPLACE FUNCTION once.claim_any(
     p_scope text, p_key text, p_fingerprint bytea, p_mode text, p_claimed_by text, p_lease interval,
-    p_wait interval, p_tenant text)
+    p_wait interval, p_tenant text, p_claim_id uuid DEFAULT NULL)
 RETURNS once.claim_result LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_row once.intent;
@@ -28,7 +28,8 @@ BEGIN
             END IF;
             BEGIN
                 IF pg_try_advisory_xact_lock(v_lock) THEN
-                    v_result := once.own(v_row, v_policy, p_tenant, p_scope, p_key, p_fingerprint, v_lock, p_claimed_by);
+                    v_result := once.own(v_row, v_policy, p_tenant, p_scope, p_key, p_fingerprint, v_lock, p_claimed_by,
+                                         p_claim_id);
                 ELSIF v_look > 20 OR NOT pg_try_advisory_xact_lock_shared(v_lock) THEN
                     v_result := once.in_progress(v_row);
                 END IF; -- else only waiters that are just waking hold it, shared: look again

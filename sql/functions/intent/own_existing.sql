@@ -1,7 +1,8 @@
 -- Ownership of an intent that has a row: gone, failed retryable, or processing with its lease over.
 -- Called under the advisory lock. NULL: the row is not what was seen; kind without a claim id: decided
 -- without an owner; new_claim without one: the row is out of the way.
-CREATE OR REPLACE FUNCTION once.own_existing(p_seen once.intent, p_policy once.scope, p_claimed_by text)
+CREATE OR REPLACE FUNCTION once.own_existing(
+    p_seen once.intent, p_policy once.scope, p_claimed_by text, p_claim_id uuid DEFAULT NULL)
 RETURNS once.claim_result LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_row once.intent;
@@ -42,7 +43,7 @@ BEGIN
                                  WHEN 'failed_final' THEN 'final_failure' ELSE 'uncertain' END, v_row);
         END IF;
     END IF;
-    v_result.claim_id := gen_random_uuid();
+    v_result.claim_id := coalesce(p_claim_id, gen_random_uuid());
     v_result.attempt_count := v_row.attempt_count + 1;
     v_result.failure_code := v_row.failure_code;
     v_result.failure_message := v_row.failure_message;

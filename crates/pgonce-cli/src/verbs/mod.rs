@@ -3,7 +3,9 @@
 pub mod archive;
 pub mod demo;
 pub mod doctor;
+pub mod gateway;
 pub mod intents;
 pub mod migrate;
 pub mod purge;
+pub mod shop;
 pub mod up;

@@ -47,7 +47,11 @@ impl Gateway {
     }
 
     fn metrics_page(&self) -> Response<Body> {
+        let (counts, tenants) = self.admission.usage();
         metrics::gauge!("pgonce_gateway_flights").set(self.flights.count() as f64);
+        metrics::gauge!("pgonce_gateway_inflight").set(counts.running as f64);
+        metrics::gauge!("pgonce_gateway_waiters").set(counts.waiting as f64);
+        metrics::gauge!("pgonce_gateway_tenants").set(tenants as f64);
         let mut page = text(StatusCode::OK, "");
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         page.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -70,7 +74,7 @@ impl Gateway {
         else {
             return unknown();
         };
-        let tenant = live.tenant.tenant(headers, &peer.identity)?;
+        let tenant = live.tenant_of(headers, peer).await?;
         let key = parse_key(headers, &route.policy.header, route.policy.syntax).map_err(Problem::KeyMalformed)?;
         let name =
             IntentName { tenant, scope: route.policy.scope.clone(), key: key.ok_or(Problem::KeyMissing)?, fingerprint };

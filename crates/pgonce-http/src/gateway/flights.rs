@@ -44,7 +44,7 @@ struct Flight {
 
 /// What a request is in its flight.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum Seat {
     Leader(Leader),
     Follower(Follower),
 }
@@ -70,18 +70,18 @@ pub(crate) struct Leader {
 
 impl Flights {
     /// Joins the intent's flight, or starts it.
-    pub(crate) fn enter(&self, key: FlightKey) -> Place {
+    pub(crate) fn enter(&self, key: FlightKey) -> Seat {
         let mut flights = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match flights.entry(key) {
             Entry::Occupied(flight) => {
                 let flight = Arc::clone(flight.get());
-                Place::Follower(Follower { stages: flight.stage.subscribe(), flight })
+                Seat::Follower(Follower { stages: flight.stage.subscribe(), flight })
             }
             Entry::Vacant(vacant) => {
                 let flight = Arc::new(Flight { stage: watch::Sender::new(Stage::Asking), waiters: AtomicUsize::new(0) });
                 let key = vacant.key().clone();
                 vacant.insert(Arc::clone(&flight));
-                Place::Leader(Leader { flights: Arc::clone(&self.0), key, flight })
+                Seat::Leader(Leader { flights: Arc::clone(&self.0), key, flight })
             }
         }
     }

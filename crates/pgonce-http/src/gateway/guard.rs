@@ -13,10 +13,10 @@ use pgonce::{Claim, Error, IntentName, Observed, Owned};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::admission::Permit;
+use super::admission::{Permit, Waiting};
 use super::body::Body;
 use super::config::Route;
-use super::flights::{Follower, Leader, Place, Stage};
+use super::flights::{Follower, Leader, Seat, Stage};
 use super::headers::{CLAIM, KEY, SCOPE, TENANT, strip_hop_by_hop};
 use super::upstream::{Lost, Peer};
 use super::{Gateway, Live};
@@ -41,7 +41,33 @@ pub(crate) struct Guarded {
     pub(crate) body: Bytes,
     pub(crate) peer: Arc<Peer>,
     /// Its place among the requests that are let in, until it is answered and stored.
-    _permit: Permit,
+    place: Place,
+}
+
+/// Counted among those that run, or among those that wait.
+pub(crate) enum Place {
+    Running(Permit),
+    Waiting(Waiting),
+    /// Between the two, or refused one.
+    Nowhere,
+}
+
+impl Place {
+    fn wait(&mut self) -> Result<(), Problem> {
+        *self = match std::mem::replace(self, Self::Nowhere) {
+            Self::Running(permit) => Self::Waiting(permit.wait()?),
+            other => other,
+        };
+        Ok(())
+    }
+
+    fn resume(&mut self, queue_wait: Duration) -> Result<(), Problem> {
+        *self = match std::mem::replace(self, Self::Nowhere) {
+            Self::Waiting(waiting) => Self::Running(waiting.resume(queue_wait)?),
+            other => other,
+        };
+        Ok(())
+    }
 }
 
 /// Where the answer goes. The request's own future may be gone: the work goes on all the same.
@@ -66,32 +92,37 @@ impl Gateway {
         self: &Arc<Self>,
         live: Arc<Live>,
         route: Arc<Route>,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         peer: Arc<Peer>,
     ) -> Result<Response<Body>, Problem> {
         let policy = &route.policy;
         if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
             return live.upstream.pass(request, &peer).await;
         }
-        let tenant = live.tenant.tenant(request.headers(), &peer.identity)?;
+        let tenant = live.tenant_of(request.headers(), &peer).await?;
         let key = parse_key(request.headers(), &policy.header, policy.syntax).map_err(Problem::KeyMalformed)?;
         let key = key.ok_or(Problem::KeyMissing)?;
         let permit = self.admission.admit(&tenant, self.batcher.queue_wait())?;
         if let Some(regions) = &live.regions
-            && let Some(home) = regions.away(request.headers(), &tenant, &policy.scope, &key)?
+            && let Some(home) = regions.away(request.headers_mut(), &tenant, &policy.scope, &key)?
         {
             return home.forward(request, &peer).await;
         }
+        let peer = match live.regions.as_ref().is_some_and(|regions| regions.is_forwarded(request.headers())) {
+            // The gateway that forwarded it knows whose it is.
+            true => Arc::new(Peer { trusted: true, ..(*peer).clone() }),
+            false => peer,
+        };
         let (head, body) = request.into_parts();
         let body = whole_body(body, policy).await?;
         let fingerprint = request_fingerprint(&policy.fingerprint, &head.method, &head.uri, &head.headers, &body);
         let name = IntentName { tenant, scope: policy.scope.clone(), key, fingerprint };
-        let guarded = Guarded { live, route: Arc::clone(&route), name, head, body, peer, _permit: permit };
+        let guarded = Guarded { live, route: Arc::clone(&route), name, head, body, peer, place: Place::Running(permit) };
         self.answer(guarded).await
     }
 
     /// From the cache, from the flight that the request joins, or by leading one.
-    async fn answer(self: &Arc<Self>, guarded: Guarded) -> Result<Response<Body>, Problem> {
+    async fn answer(self: &Arc<Self>, mut guarded: Guarded) -> Result<Response<Body>, Problem> {
         let deadline = Instant::now() + guarded.policy().wait_max;
         loop {
             let IntentName { tenant, scope, key, .. } = &guarded.name;
@@ -99,15 +130,16 @@ impl Gateway {
                 return guarded.replayed(&replay);
             }
             match self.flights.enter((tenant.clone(), scope.clone(), key.clone())) {
-                Place::Leader(leader) => {
+                Seat::Leader(leader) => {
+                    guarded.place.resume(self.batcher.queue_wait())?;
                     let (sender, answered) = oneshot::channel();
                     let gateway = Arc::clone(self);
                     // Of its own: a client that goes away does not take its effect's outcome with it.
                     self.tasks.spawn(async move { gateway.lead(guarded, leader, Reply(Some(sender)), deadline).await });
                     return answered.await.unwrap_or(Err(Problem::Internal));
                 }
-                Place::Follower(follower) => {
-                    if let Some(answer) = self.follow(&guarded, follower, deadline).await? {
+                Seat::Follower(follower) => {
+                    if let Some(answer) = self.follow(&mut guarded, follower, deadline).await? {
                         return Ok(answer);
                     }
                 }
@@ -118,7 +150,7 @@ impl Gateway {
     /// Sees the leader's flight to its end, as far as policy lets it. None: ask for yourself.
     async fn follow(
         &self,
-        guarded: &Guarded,
+        guarded: &mut Guarded,
         mut follower: Follower,
         deadline: Instant,
     ) -> Result<Option<Response<Body>>, Problem> {
@@ -140,8 +172,8 @@ impl Gateway {
                     InProgress::Status => return Ok(Some(guarded.status_url())),
                     InProgress::Wait if waiting.is_none() => {
                         let too_many = Problem::InProgress { retry_after: COME_AGAIN };
-                        let waiter = follower.wait(guarded.policy().waiters_max).ok_or(too_many)?;
-                        waiting = Some((waiter, self.admission.wait(&guarded.name.tenant)?));
+                        waiting = Some(follower.wait(guarded.policy().waiters_max).ok_or(too_many)?);
+                        guarded.place.wait()?;
                     }
                     InProgress::Wait => {}
                 },
@@ -187,7 +219,6 @@ impl Gateway {
                         InProgress::Refuse => return Err(Problem::InProgress { retry_after }),
                         InProgress::Status => return Ok(Claimed::Answer(Ok(guarded.status_url()))),
                         InProgress::Wait => {
-                            let _waiting = self.admission.wait(&name.tenant)?;
                             if !self.watch(name, deadline).await? {
                                 return Err(Problem::InProgress { retry_after: COME_AGAIN });
                             }
@@ -236,7 +267,7 @@ impl Gateway {
             Claim::InProgress { retry_after } => return Err(Problem::InProgress { retry_after }),
             _ => return Err(Problem::Internal),
         };
-        let replay = self.share(guarded, leader, answer, observed.expires_in);
+        let replay = self.share(guarded, leader, answer, observed.expires_in, observed.asked_at);
         guarded.replayed(&replay)
     }
 
@@ -247,9 +278,10 @@ impl Gateway {
         leader: &Leader,
         answer: pgonce::Answer,
         fresh_for: Option<Duration>,
+        asked_at: Instant,
     ) -> Arc<Replay> {
         let IntentName { tenant, scope, key, fingerprint } = &guarded.name;
-        let replay = Arc::new(Replay { fingerprint: *fingerprint, answer, fresh_for });
+        let replay = Arc::new(Replay::new(*fingerprint, answer, fresh_for, asked_at));
         guarded.live.caches.put(tenant, scope, key, Arc::clone(&replay));
         leader.at(Stage::Settled(Arc::clone(&replay)));
         replay
@@ -308,7 +340,7 @@ impl Guarded {
             return Err(Problem::ResponseNotStored { code: Some(stored.status.as_u16()) });
         }
         let mut response = stored.into_http(replayed).map(Body::from);
-        publish_expiry(&mut response, replay.fresh_for);
+        publish_expiry(&mut response, replay.fresh_for());
         Ok(response)
     }
 
@@ -407,17 +439,9 @@ async fn whole_body(mut body: Incoming, policy: &Policy) -> Result<Bytes, Proble
 
 /// What the database's refusal means to a client that has sent a request.
 pub(crate) fn of_database(error: Error) -> Problem {
-    match error {
-        Error::Conflict => Problem::Conflict,
-        Error::InProgress { retry_after } => Problem::InProgress { retry_after },
-        Error::Overloaded { retry_after } => Problem::Overloaded { retry_after },
-        Error::LeaseLost => Problem::LeaseLost,
-        Error::Database(error) if error.as_db_error().is_some_and(|db| db.code().code().starts_with("P400")) => {
-            Problem::Malformed("the key, the tenant or the scope is not one that the database takes".into())
-        }
-        error => {
-            tracing::warn!(%error, "the database did not answer");
-            Problem::DatabaseAway
-        }
+    let problem = Problem::of_error(&error);
+    if matches!(problem, Problem::DatabaseAway | Problem::InDoubt | Problem::Internal) {
+        tracing::warn!(%error, problem = problem.slug(), "the database did not do what was asked");
     }
+    problem
 }

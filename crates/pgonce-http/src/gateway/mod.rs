@@ -7,11 +7,13 @@
 
 mod admission;
 mod body;
+mod breaker;
 pub mod config;
 mod endpoints;
 mod flights;
 mod guard;
 mod headers;
+mod homes;
 mod probe;
 mod record;
 mod regions;
@@ -21,27 +23,28 @@ mod upstream;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use pgonce::{Answer, BatchSettings, Batcher, IntentName, Settings};
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use self::admission::Admission;
 use self::body::Body;
 use self::config::{ConfigError, ConfigSource, GatewayConfig};
 use self::flights::Flights;
-use self::regions::Homes;
+use self::homes::Homes;
 use self::upstream::{Peer, Upstream};
 use crate::cache::Caches;
 use crate::problem::{Problem, StatusMap};
-use crate::seal::Keyring;
 use crate::stored::{StoredResponse, sealed_with};
-use crate::tenant::TenantSource;
+use crate::tenant::TenantError;
 
 /// Why the gateway does not run.
 #[derive(Debug, thiserror::Error)]
@@ -79,16 +82,24 @@ pub(crate) struct Gateway {
     metrics: PrometheusHandle,
 }
 
+/// A TLS acceptor, which has nothing to show.
+#[derive(Clone)]
+pub(crate) struct Acceptor(TlsAcceptor);
+
+impl std::fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Acceptor")
+    }
+}
+
 /// What the configuration made.
 #[derive(Debug)]
 pub(crate) struct Live {
     config: GatewayConfig,
-    tenant: TenantSource,
-    keyring: Option<Keyring>,
-    caches: Caches,
+    caches: Arc<Caches>,
     upstream: Upstream,
     regions: Option<Homes>,
-    tls: Option<tls::Acceptor>,
+    tls: Option<Acceptor>,
 }
 
 /// Serves until told to stop, and then until what runs has come to its end. `ready` is told the address.
@@ -110,7 +121,7 @@ pub async fn run(
         .map_err(|error| GatewayError::Listen { address: config.listen, error })?;
     let address = listener.local_addr().map_err(|error| GatewayError::Listen { address: config.listen, error })?;
     let gateway = Arc::new(Gateway {
-        admission: Admission::new(&config.limits),
+        admission: Admission::new(config.limits.clone()),
         live: ArcSwap::from_pointee(Live::build(config, None)?),
         batcher,
         flights: Flights::default(),
@@ -165,7 +176,7 @@ impl Gateway {
         if config.listen != running.config.listen {
             tracing::warn!("a new listen address needs a restart");
         }
-        self.admission.reconfigure(&config.limits);
+        self.admission.set_limits(config.limits.clone());
         self.live.store(Arc::new(Live::build(config, Some(&running))?));
         Ok(())
     }
@@ -199,31 +210,35 @@ impl Live {
     fn build(config: GatewayConfig, running: Option<&Self>) -> Result<Self, GatewayError> {
         let setup = |error: &dyn std::fmt::Display| GatewayError::Setup(error.to_string());
         let caches = match running.filter(|running| running.config.cache == config.cache) {
-            Some(running) => running.caches.clone(),
-            None => Caches::new(&config.cache).map_err(|error| setup(&error))?,
+            Some(running) => Arc::clone(&running.caches),
+            None => Arc::new(Caches::new(config.cache.clone()).map_err(|error| setup(&error))?),
         };
-        Ok(Self {
-            tenant: TenantSource::build(&config.tenant).map_err(|error| setup(&error))?,
-            keyring: config.seal.as_ref().map(Keyring::build).transpose().map_err(|error| setup(&error))?,
-            caches,
-            upstream: Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?,
-            regions: config.regions.as_ref().map(|regions| Homes::new(regions, &config)).transpose().map_err(|error| setup(&error))?,
-            tls: config.tls.as_ref().map(tls::Acceptor::new).transpose().map_err(|error| setup(&error))?,
-            config,
+        let upstream = Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?;
+        let regions = config.regions.as_ref().map(|regions| Homes::new(regions, &config.upstream)).transpose();
+        let tls = config.tls.as_ref().map(tls::acceptor).transpose().map_err(|error| setup(&error))?;
+        Ok(Self { caches, upstream, regions: regions.map_err(|error| setup(&error))?, tls: tls.map(Acceptor), config })
+    }
+
+    /// Whose request it is.
+    pub(crate) async fn tenant_of(&self, headers: &HeaderMap, peer: &Peer) -> Result<String, Problem> {
+        self.config.tenant.tenant(headers, &peer.identity).await.map_err(|error| match error {
+            TenantError::Missing => Problem::TenantMissing,
+            TenantError::Busy => Problem::Overloaded { retry_after: Duration::from_secs(1) },
+            _ => Problem::TenantRefused,
         })
     }
 
     /// A response as it goes into the row: its body sealed, where that is configured.
     pub(crate) fn seal(&self, name: &IntentName, mut stored: StoredResponse) -> Result<Answer, Problem> {
-        let Some(keyring) = self.keyring.as_ref().filter(|_| !stored.not_stored) else {
+        let Some(keyring) = self.config.seal.as_ref().filter(|_| !stored.not_stored) else {
             return Ok(stored.to_answer(None));
         };
-        let (id, sealed) = keyring.seal(name, stored.status, &stored.body).map_err(|error| {
+        let sealed = keyring.seal(name, Some(stored.status.as_u16().into()), &stored.body).map_err(|error| {
             tracing::error!(%error, "a response could not be sealed");
             Problem::Internal
         })?;
-        stored.body = Bytes::from(sealed);
-        Ok(stored.to_answer(Some(&id)))
+        stored.body = Bytes::from(sealed.bytes);
+        Ok(stored.to_answer(Some(&sealed.key_id)))
     }
 
     /// A stored answer as the response that it was.
@@ -233,11 +248,12 @@ impl Live {
             tracing::error!(%error, scope = %name.scope, key_hash = %pgonce::key_hash(&name.key), "a stored response cannot be read");
             Problem::ResponseNotStored { code }
         };
-        match (sealed_with(answer), &self.keyring) {
+        match (sealed_with(answer), &self.config.seal) {
             (None, _) => StoredResponse::from_answer(answer).map_err(|error| unreadable(&error)),
             (Some(_), None) => Err(unreadable(&"it is sealed, and no keys are configured")),
-            (Some(_), Some(keyring)) => {
-                let body = keyring.open(name, answer).map_err(|error| unreadable(&error))?;
+            (Some(key_id), Some(keyring)) => {
+                let sealed = answer.body.as_deref().unwrap_or_default();
+                let body = keyring.open(key_id, name, answer.code, sealed).map_err(|error| unreadable(&error))?;
                 StoredResponse::from_opened(answer, Bytes::from(body)).map_err(|error| unreadable(&error))
             }
         }

@@ -1,18 +1,19 @@
 //! What came back from the upstream: recorded under the claim's fence, and only then told as done.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::{Response, response};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use pgonce::{Claim, Error, Kept, Recorded};
+use pgonce::{Answer, Claim, Error, Kept, Recorded};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Gateway;
 use super::body::{Body, BodyError};
+use super::config::KeptResponse;
 use super::flights::{Leader, Stage};
 use super::guard::{Guarded, Reply, of_database, publish_expiry};
 use super::headers::strip_hop_by_hop;
@@ -65,7 +66,7 @@ impl Gateway {
         let Flight { guarded, leader, claim_id, kept } = flight;
         drop(kept);
         let failed = self.batcher.fail(&guarded.name, claim_id, true, &code, "the upstream said: not now").await;
-        let problem = Problem::UpstreamFailed { upstream_status: status.as_u16() };
+        let problem = Problem::UpstreamFailed { upstream_status: Some(status.as_u16()) };
         leader.end(guarded.name.fingerprint, problem.clone());
         reply.send(match (failed, passed) {
             (Ok(()), Some(response)) => Ok(response),
@@ -171,23 +172,24 @@ impl Gateway {
         let answer = guarded.to_store(head, body)?;
         drop(kept); // a renewal would only queue behind this (trap 8)
         fail::fail_point!("gateway::before_store");
+        let asked_at = Instant::now();
         let recorded = self.batcher.succeed(&guarded.name, claim_id, answer.clone()).await;
         fail::fail_point!("gateway::after_store");
         match recorded {
             Ok(Recorded::Now { expires_in }) => {
-                let kept = guarded.route.scope_policy.kept(answer);
-                self.share(&guarded, &leader, kept, expires_in);
+                let answer = as_stored(answer, guarded.route.scope_policy.response);
+                self.share(&guarded, &leader, answer, expires_in, asked_at);
                 Ok(Stored::Now(expires_in))
             }
             // The upstream committed the outcome with its effect: that is the answer.
             Ok(Recorded::Before { answer, expires_in }) => {
-                let replay = self.share(&guarded, &leader, answer, expires_in);
+                let replay = self.share(&guarded, &leader, answer, expires_in, asked_at);
                 guarded.open(&replay, false).map(Stored::Before)
             }
             Err(Error::LeaseLost) => self.observe(&guarded, &leader).await.map(Stored::Before),
             Err(error) => {
                 tracing::warn!(%error, "the upstream answered, and the outcome could not be recorded");
-                let problem = Problem::OutcomeUnrecorded;
+                let problem = Problem::InDoubt;
                 leader.end(guarded.name.fingerprint, problem.clone());
                 Err(problem)
             }
@@ -261,6 +263,15 @@ impl Gateway {
             Ok(None) => Err(Problem::LeaseLost),
             Err(error) => Err(of_database(error)),
         }
+    }
+}
+
+/// What the database keeps of an answer: nobody is told more by a cache.
+fn as_stored(answer: Answer, response: KeptResponse) -> Answer {
+    match response {
+        KeptResponse::Full => answer,
+        KeptResponse::Reference | KeptResponse::Status => Answer { code: answer.code, ..Answer::default() },
+        KeptResponse::Error => Answer::default(),
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::Gateway;
+use super::{Acceptor, Gateway};
 use super::body::Body;
 use super::upstream::Peer;
 use crate::tenant::PeerIdentity;
@@ -54,12 +54,13 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: im
             let acceptor = gateway.live.load().tls.clone();
             match acceptor {
                 None => {
-                    let peer = Peer { address, tls: false, identity: PeerIdentity::default() };
+                    let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default() };
                     connection(gateway, stream, peer, watcher).await;
                 }
                 Some(acceptor) => {
                     if let Some((stream, identity)) = handshake(&acceptor, stream, address).await {
-                        connection(gateway, stream, Peer { address, tls: true, identity }, watcher).await;
+                        let peer = Peer { address, tls: true, trusted: false, identity };
+                        connection(gateway, stream, peer, watcher).await;
                     }
                 }
             }
@@ -78,12 +79,15 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: im
 }
 
 async fn handshake(
-    acceptor: &super::tls::Acceptor,
+    acceptor: &Acceptor,
     stream: TcpStream,
     address: SocketAddr,
 ) -> Option<(tokio_rustls::server::TlsStream<TcpStream>, PeerIdentity)> {
-    match tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
-        Ok(Ok(accepted)) => Some(accepted),
+    match tokio::time::timeout(HANDSHAKE_MAX, acceptor.0.accept(stream)).await {
+        Ok(Ok(accepted)) => {
+            let identity = super::tls::peer(&accepted);
+            Some((accepted, identity))
+        }
         Ok(Err(error)) => {
             tracing::debug!(%error, %address, "TLS handshake failed");
             None

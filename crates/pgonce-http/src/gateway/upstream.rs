@@ -7,12 +7,10 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
-use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use super::admission::Breaker;
+use super::breaker::Breaker;
 use super::body::Body;
 use super::config::UpstreamConfig;
 use super::headers::{CLAIM, KEY, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, wants_upgrade};
@@ -25,6 +23,8 @@ use crate::problem::Problem;
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     pub(crate) tls: bool,
+    /// Another of our gateways, which has said whose request it is.
+    pub(crate) trusted: bool,
     pub(crate) identity: crate::tenant::PeerIdentity,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Lost {
 /// One service, reached over a pool of kept connections.
 #[derive(Debug)]
 pub(crate) struct Upstream {
-    client: Client<HttpsConnector<HttpConnector>, Body>,
+    client: Client<tls::Connector, Body>,
     scheme: Scheme,
     authority: Authority,
     base: String,
@@ -54,11 +54,7 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) fn new(config: &UpstreamConfig, trust_forwarded: bool) -> Result<Self, tls::TlsError> {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(config.connect_timeout));
-        connector.enforce_http(false);
-        let connector = tls::upstream_connector(config, connector)?;
+        let connector = tls::connector(&config.tls, config.connect_timeout, config.http2)?;
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -77,7 +73,7 @@ impl Upstream {
             http2: config.http2,
             timeout: config.timeout,
             trust_forwarded,
-            breaker: Breaker::new(&config.breaker),
+            breaker: Breaker::new(config.breaker),
         })
     }
 
@@ -108,7 +104,7 @@ impl Upstream {
         if from_http2 {
             join_cookies(headers);
         }
-        forwarded(headers, peer.address, peer.tls, host.as_ref(), self.trust_forwarded);
+        forwarded(headers, peer.address, peer.tls, host.as_ref(), self.trust_forwarded || peer.trusted);
         headers.append(header::VIA, HeaderValue::from_static(if from_http2 { "2 pgonce" } else { "1.1 pgonce" }));
         // A service on the same network is told the name that the client used; one behind TLS answers to its own.
         let own = HeaderValue::from_str(self.authority.as_str()).ok();
@@ -122,23 +118,21 @@ impl Upstream {
 
     /// Sends a request and waits for the head of its response.
     pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Lost> {
-        if !self.breaker.lets_through() {
-            return Err(Lost::NotSent);
-        }
+        let Ok(attempt) = self.breaker.admit() else { return Err(Lost::NotSent) };
         let answered = tokio::time::timeout(self.timeout, self.client.request(request)).await;
         match answered {
             Ok(Ok(response)) => {
-                self.breaker.succeeded();
+                attempt.answered();
                 Ok(response)
             }
             Ok(Err(error)) => {
-                self.breaker.failed();
+                attempt.failed();
                 let lost = if error.is_connect() { Lost::NotSent } else { Lost::Broken };
                 tracing::debug!(error = %chain(&error), ?lost, "no response from the upstream");
                 Err(lost)
             }
             Err(_) => {
-                self.breaker.failed();
+                attempt.failed();
                 Err(Lost::TimedOut)
             }
         }

@@ -128,9 +128,7 @@ impl Jwt {
         if keys.is_empty() {
             return wrong("give a secret or a public key");
         }
-        let mut validation = Validation::default();
-        validation.leeway = LEEWAY_SECONDS;
-        validation.validate_nbf = true;
+        let mut validation = Validation { leeway: LEEWAY_SECONDS, validate_nbf: true, ..Validation::default() };
         // A configured issuer or audience that the token leaves out would otherwise pass.
         let mut required = vec!["exp"];
         if let Some(issuer) = &issuer {

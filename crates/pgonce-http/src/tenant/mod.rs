@@ -8,12 +8,15 @@ mod basic;
 mod jwt;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 pub use basic::BasicUsers;
 pub use jwt::{Jwt, JwtAlgorithm, JwtKey, JwtSettings};
+
+use crate::problem::Problem;
 
 /// The longest tenant, in bytes, as the schema limits it.
 const TENANT_BYTES_MAX: usize = 255;
@@ -66,6 +69,16 @@ pub enum TenantError {
     /// Too many passwords are being verified.
     #[error("too many passwords are being verified; nothing was done: send it again a little later")]
     Busy,
+}
+
+impl From<TenantError> for Problem {
+    fn from(error: TenantError) -> Self {
+        match error {
+            TenantError::Missing => Self::TenantMissing,
+            TenantError::Refused => Self::TenantRefused,
+            TenantError::Busy => Self::Overloaded { retry_after: Duration::from_secs(1) },
+        }
+    }
 }
 
 /// What is wrong with a tenant source's settings.

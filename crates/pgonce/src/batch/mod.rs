@@ -295,6 +295,43 @@ impl Batcher {
         Ok(())
     }
 
+    /// Decides about an intent that is uncertain, as an operator would, with the evidence of a probe. Needs the
+    /// role `once_ops`.
+    ///
+    /// # Errors
+    /// `Error::Database` where there is nothing to settle, or the login may not.
+    pub async fn settle(
+        &self,
+        name: &IntentName,
+        verdict: &str,
+        actor: &str,
+        reason: &str,
+        answer: Answer,
+    ) -> Result<(), Error> {
+        let parameters: [(&(dyn ToSql + Sync), Type); 9] = [
+            (&name.scope, Type::TEXT),
+            (&name.key, Type::TEXT),
+            (&verdict, Type::TEXT),
+            (&actor, Type::TEXT),
+            (&reason, Type::TEXT),
+            (&answer.code, Type::INT4),
+            (&answer.headers, Type::JSONB),
+            (&answer.body, Type::BYTEA),
+            (&name.tenant, Type::TEXT),
+        ];
+        self.single(Call::Settle, &parameters).await?;
+        Ok(())
+    }
+
+    /// Declares a scope's rules (`once.define_scope`); the same rules again write nothing.
+    ///
+    /// # Errors
+    /// `Error::Database` with P4020 for a policy that cannot be.
+    pub async fn define_scope(&self, scope: &str, policy: &serde_json::Value) -> Result<(), Error> {
+        self.single(Call::DefineScope, &[(&scope, Type::TEXT), (policy, Type::JSONB)]).await?;
+        Ok(())
+    }
+
     /// A call that goes alone, tried again until the deadline.
     async fn single(
         &self,

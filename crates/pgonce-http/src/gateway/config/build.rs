@@ -2,29 +2,32 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
 use http::header;
 use toml::Spanned;
 
 use super::path::PathPattern;
 use super::values::{Count, SecretRef, Size, Text};
 use super::{
-    BreakerConfig, CacheConfig, ConfigError, GatewayConfig, JwtConfig, JwtKey, Limits, Overrides, Probe, RegionConfig,
-    RegionsConfig, Route, ScopePolicy, SealConfig, SealKey, Secret, ServerTls, Stale, TenantConfig, UpstreamConfig,
-    UrlTemplate, file, line_of,
+    BreakerConfig, ClientTls, ConfigError, GatewayConfig, Limits, Overrides, Probe, RegionConfig, RegionsConfig, Route,
+    ScopePolicy, Secret, ServerTls, Stale, UpstreamConfig, UrlTemplate, file, line_of,
 };
+use crate::cache::{CacheSettings, RedisSettings};
 use crate::policy::{FingerprintParts, KeySyntax, Policy, Requirement};
+use crate::seal::{Keyring, SealKey};
+use crate::tenant::{BasicUsers, Jwt, JwtKey, JwtSettings, TenantSource};
 
 /// The scope of routes that name none.
 const SCOPE: &str = "http";
 /// What the database takes is 16 MiB; sealing a body makes it a little larger.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024 - 1024;
 /// A body is held in memory until it is whole.
-const BODY_BYTES_MAX: usize = 1024 * 1024 * 1024;
+pub(super) const BODY_BYTES_MAX: usize = 1024 * 1024 * 1024;
 /// Shorter ones can be guessed.
-const SECRET_BYTES_MIN: usize = 16;
+const SECRET_BYTES_MIN: usize = 32;
 
 /// What is wrong, and where in the file, if it is there.
 struct Fault(Option<Range<usize>>, String);
@@ -56,13 +59,13 @@ fn gateway(file: file::Gateway, overrides: &Overrides) -> Result<GatewayConfig, 
     let routes = routes(file.route, overrides, &upstream)?;
     let tls = file.tls.map(|tls| ServerTls { cert: tls.cert, key: tls.key, client_ca: tls.client_ca });
     let tenant = match &overrides.tenant_header {
-        Some(header) => TenantConfig::Header(header.clone()),
+        Some(header) => TenantSource::Header(header.clone()),
         None => tenant(file.tenant, tls.as_ref())?,
     };
     Ok(GatewayConfig {
         listen,
         upstream,
-        routes,
+        routes: routes.into_iter().map(Arc::new).collect(),
         limits: limits(file.limits, &tenant)?,
         tenant,
         trust_forwarded: file.trust_forwarded,
@@ -100,12 +103,25 @@ fn upstream(file: file::Upstream, overrides: &Overrides) -> Result<UpstreamConfi
         idle_max: file.idle_max.unwrap_or(256),
         idle_timeout: duration_or(file.idle_timeout, 60),
         http2: file.http2,
-        ca_file: file.ca_file,
+        tls: client_tls(file.ca_file, file.cert, file.key)?,
         breaker: BreakerConfig {
             failures_max: u32::try_from(count_or(file.breaker_failures_max, 10)).unwrap_or(u32::MAX),
             open_for: duration_or(file.breaker_open_for, 2),
         },
     })
+}
+
+fn client_tls(
+    ca_file: Option<PathBuf>,
+    cert: Option<Spanned<PathBuf>>,
+    key: Option<Spanned<PathBuf>>,
+) -> Result<ClientTls, Fault> {
+    let identity = match (cert, key) {
+        (Some(cert), Some(key)) => Some((cert.into_inner(), key.into_inner())),
+        (None, None) => None,
+        (Some(place), None) | (None, Some(place)) => return Err(Fault::at(&place, "cert and key belong together")),
+    };
+    Ok(ClientTls { ca_file, identity })
 }
 
 /// In the file's order, and one for everything else at the end.
@@ -229,7 +245,7 @@ fn scope_policy(file: &file::Route, overrides: &Overrides, upstream: &UpstreamCo
     let defaults = ScopePolicy::default();
     let lease = file.lease.as_ref().map_or(defaults.lease, |lease| lease.get_ref().0);
     if let Some(place) = file.lease.as_ref().filter(|_| !is_lease(lease)) {
-        return Err(Fault::at(place, "a lease takes from 10ms to 1d"));
+        return Err(Fault::at(place, LEASE));
     }
     let stale = file.stale.as_ref().map_or(defaults.stale, |stale| *stale.get_ref());
     let probe = match &file.probe {
@@ -264,6 +280,8 @@ fn scope_policy(file: &file::Route, overrides: &Overrides, upstream: &UpstreamCo
     })
 }
 
+pub(super) const LEASE: &str = "a lease takes from 10ms to 1d";
+
 /// What `once.define_scope` takes.
 pub(super) fn is_lease(lease: Duration) -> bool {
     (Duration::from_millis(10)..=Duration::from_secs(86_400)).contains(&lease)
@@ -284,8 +302,8 @@ fn is_name(text: &str, bytes_max: usize) -> bool {
     (1..=bytes_max).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
-fn tenant(file: Option<Spanned<file::Tenant>>, tls: Option<&ServerTls>) -> Result<TenantConfig, Fault> {
-    let Some(file) = file else { return Ok(TenantConfig::Fixed(String::new())) };
+fn tenant(file: Option<Spanned<file::Tenant>>, tls: Option<&ServerTls>) -> Result<TenantSource, Fault> {
+    let Some(file) = file else { return Ok(TenantSource::Fixed(String::new())) };
     let place = file.span();
     let missing = |key: &str| Fault(Some(place.clone()), format!("this source of tenants needs {key}"));
     let file = file.into_inner();
@@ -293,26 +311,26 @@ fn tenant(file: Option<Spanned<file::Tenant>>, tls: Option<&ServerTls>) -> Resul
         return Err(Fault(Some(place), format!("this source of tenants does not use {key}")));
     }
     match file.source {
-        file::TenantSource::Fixed => match file.name {
-            Some(name) if name.get_ref().len() <= 255 && !name.get_ref().chars().any(char::is_control) => {
-                Ok(TenantConfig::Fixed(name.into_inner()))
-            }
-            Some(name) => Err(Fault::at(&name, "a tenant has up to 255 bytes and no control characters")),
-            None => Err(missing("name")),
-        },
-        file::TenantSource::Header => match file.header {
-            Some(header) => Ok(TenantConfig::Header(header.0)),
-            None => Err(missing("header")),
-        },
-        file::TenantSource::Jwt => jwt(file, missing).map(TenantConfig::Jwt),
+        file::TenantSource::Fixed => {
+            let name = file.name.ok_or_else(|| missing("name"))?;
+            TenantSource::fixed(name.get_ref().as_str()).map_err(|error| Fault::at(&name, error.0))
+        }
+        file::TenantSource::Header => {
+            let header = file.header.ok_or_else(|| missing("header"))?;
+            Ok(TenantSource::Header(header.0))
+        }
+        file::TenantSource::Jwt => jwt(file, missing).map(|jwt| TenantSource::Jwt(Arc::new(jwt))),
         file::TenantSource::Mtls => match tls.and_then(|tls| tls.client_ca.as_ref()) {
-            Some(_) => Ok(TenantConfig::Mtls),
+            Some(_) => Ok(TenantSource::Mtls),
             None => Err(missing("[gateway.tls] with client_ca: without it nobody shows a certificate")),
         },
-        file::TenantSource::Basic => match file.users_file {
-            Some(users_file) => Ok(TenantConfig::Basic { users_file }),
-            None => Err(missing("users_file")),
-        },
+        file::TenantSource::Basic => {
+            let path = file.users_file.ok_or_else(|| missing("users_file"))?;
+            let text = std::fs::read_to_string(path.get_ref())
+                .map_err(|error| Fault::at(&path, format!("{} cannot be read: {error}", path.get_ref().display())))?;
+            let users = BasicUsers::parse(&text).map_err(|error| Fault::at(&path, error.0))?;
+            Ok(TenantSource::Basic(Arc::new(users)))
+        }
     }
 }
 
@@ -326,68 +344,63 @@ fn stray_key(file: &file::Tenant) -> Option<&'static str> {
         ("keys", !file.keys.is_empty(), file.source == Jwt),
         ("issuer", file.issuer.is_some(), file.source == Jwt),
         ("audience", file.audience.is_some(), file.source == Jwt),
-        ("leeway", file.leeway.is_some(), file.source == Jwt),
         ("users_file", file.users_file.is_some(), file.source == Basic),
     ];
     stray.into_iter().find(|(_, is_there, is_used)| *is_there && !is_used).map(|(key, ..)| key)
 }
 
-fn jwt(file: file::Tenant, missing: impl Fn(&str) -> Fault) -> Result<JwtConfig, Fault> {
+fn jwt(file: file::Tenant, missing: impl Fn(&str) -> Fault) -> Result<Jwt, Fault> {
+    let claim = file.claim.ok_or_else(|| missing("claim"))?;
     let mut keys: Vec<JwtKey> = Vec::new();
-    for key in file.keys {
-        let place = key.span();
-        let key = key.into_inner();
-        let told = |reason: String| Fault(Some(place.clone()), reason);
-        let material = SecretRef { env: key.env, file: key.file }.read().map_err(told)?;
-        let is_pem = material.expose().windows(11).any(|window| window == b"-----BEGIN ");
-        // The classic confusion: a public key, which everybody has, as the secret.
-        if key.algorithm.is_symmetric() == is_pem {
-            let wanted = if is_pem { "a shared secret, not a PEM" } else { "a public key as PEM" };
-            return Err(told(format!("this algorithm needs {wanted}")));
+    for place in &file.keys {
+        let file::JwtKey { id, algorithm, env, file } = place.get_ref().clone();
+        let secret = SecretRef { env, file }.read().map_err(|reason| Fault::at(place, reason))?;
+        // Alone, so that what is wrong with it is told with its line.
+        Jwt::new(JwtSettings::new("claim", algorithm, secret.expose())).map_err(|error| Fault::at(place, error.0))?;
+        if keys.iter().any(|before| before.id == id && id.is_some()) {
+            return Err(Fault::at(place, "another key has this id"));
         }
-        if key.algorithm.is_symmetric() && material.expose().len() < SECRET_BYTES_MIN {
-            return Err(told("this secret is too short: 16 bytes at least".into()));
-        }
-        if keys.iter().any(|before| before.id == key.id && key.id.is_some()) {
-            return Err(told("another key has this id".into()));
-        }
-        keys.push(JwtKey { id: key.id, algorithm: key.algorithm, material });
+        keys.push(JwtKey { id, algorithm, key: secret.expose().to_vec() });
     }
     if keys.is_empty() {
         return Err(missing("keys: who may sign tokens"));
     }
-    Ok(JwtConfig {
-        claim: file.claim.filter(|claim| !claim.is_empty()).ok_or_else(|| missing("claim"))?,
-        header: file.header.map_or(header::AUTHORIZATION, |header| header.0),
-        keys,
-        issuer: file.issuer,
-        audience: file.audience,
-        leeway: duration_or(file.leeway, 30),
-    })
+    let header = file.header.map_or(header::AUTHORIZATION, |header| header.0);
+    let settings =
+        JwtSettings { claim: claim.get_ref().clone(), header, keys, issuer: file.issuer, audience: file.audience };
+    Jwt::new(settings).map_err(|error| Fault::at(&claim, error.0))
 }
 
 fn secret(place: &Spanned<SecretRef>) -> Result<Secret, Fault> {
     let secret = place.get_ref().read().map_err(|reason| Fault::at(place, reason))?;
     match secret.expose().len() < SECRET_BYTES_MIN {
-        true => Err(Fault::at(place, "this secret is too short: 16 bytes at least")),
+        true => Err(Fault::at(place, "this secret is too short: 32 bytes at least")),
         false => Ok(secret),
     }
 }
 
-fn cache(file: file::Cache, overrides: &Overrides) -> Result<CacheConfig, Fault> {
-    Ok(CacheConfig {
-        memory_bytes: file.memory_bytes.map_or(64 * 1024 * 1024, |size| size.0),
-        redis: overrides.cache.clone().or(file.redis.map(|url| url.0)),
-        secret: file.secret.as_ref().map(secret).transpose()?,
-        ttl_max: duration_or(file.ttl_max, 3600),
+fn cache(file: file::Cache, overrides: &Overrides) -> Result<CacheSettings, Fault> {
+    let defaults = CacheSettings::default();
+    let secret = file.secret.as_ref().map(secret).transpose()?;
+    let url = overrides.cache.clone().or(file.redis.map(|url| url.0));
+    let redis = url.map(|url| {
+        let mut redis = RedisSettings::new(url.expose());
+        redis.secret = secret.map(|secret| secret.expose().to_vec());
+        redis.timeout = file.redis_timeout.map_or(redis.timeout, |timeout| timeout.0);
+        redis
+    });
+    Ok(CacheSettings {
+        memory_bytes: file.memory_bytes.map_or(defaults.memory_bytes, |size| size.0 as u64),
+        lifetime_max: file.ttl_max.map_or(defaults.lifetime_max, |ttl| ttl.0),
+        redis,
     })
 }
 
-fn limits(file: file::Limits, tenant: &TenantConfig) -> Result<Limits, Fault> {
+fn limits(file: file::Limits, tenant: &TenantSource) -> Result<Limits, Fault> {
     let inflight_max = count_or(file.inflight_max, 8_192);
     let waiters_max = file.waiters_max.unwrap_or(20_000);
     // One of many may take a part only; the only one may take all.
-    let parts = |parts: usize| if matches!(tenant, TenantConfig::Fixed(_)) { 1 } else { parts };
+    let parts = |parts: usize| if matches!(tenant, TenantSource::Fixed(_)) { 1 } else { parts };
     Ok(Limits {
         header_bytes_max: size_within(file.header_bytes_max.as_ref(), 64 * 1024, 8 * 1024..16 * 1024 * 1024 + 1)?,
         header_timeout: duration_or(file.header_timeout, 10),
@@ -401,6 +414,7 @@ fn limits(file: file::Limits, tenant: &TenantConfig) -> Result<Limits, Fault> {
 }
 
 fn regions(file: file::Regions) -> Result<RegionsConfig, Fault> {
+    let tls = client_tls(file.ca_file, file.cert, file.key)?;
     let mut list: Vec<RegionConfig> = Vec::new();
     for region in file.region {
         // The name travels in a signed header, between separators.
@@ -417,35 +431,16 @@ fn regions(file: file::Regions) -> Result<RegionsConfig, Fault> {
     if !list.iter().any(|region| region.name == *file.own.get_ref()) {
         return Err(Fault::at(&file.own, "own names none of the regions in the list"));
     }
-    Ok(RegionsConfig { own: file.own.into_inner(), list, secret: secret(&file.secret)? })
+    Ok(RegionsConfig { own: file.own.into_inner(), list, secret: secret(&file.secret)?, tls })
 }
 
-fn seal(file: file::Seal) -> Result<SealConfig, Fault> {
-    let mut keys: Vec<SealKey> = Vec::new();
-    for key in file.keys {
-        let place = key.span();
-        let told = |reason: String| Fault(Some(place.clone()), reason);
-        let file::SealKey { id, env, file } = key.into_inner();
-        if !is_name(&id, 64) || keys.iter().any(|before| before.id == id) {
-            return Err(told("the id of a key has 1 to 64 bytes, and is used once".into()));
-        }
-        let text = SecretRef { env, file }.read().map_err(told)?;
-        let key = key_bytes(text.expose()).ok_or_else(|| {
-            told("a key is 32 random bytes, written as 64 hex digits or as base64 (openssl rand -base64 32)".into())
-        })?;
-        keys.push(SealKey { id, key });
+fn seal(file: file::Seal) -> Result<Keyring, Fault> {
+    let mut keys = Vec::new();
+    for place in file.keys {
+        let file::SealKey { id, env, file } = place.get_ref().clone();
+        let text = SecretRef { env, file }.read().map_err(|reason| Fault::at(&place, reason))?;
+        let key = SealKey::parse(&String::from_utf8_lossy(text.expose()));
+        keys.push((id, key.map_err(|error| Fault::at(&place, error.to_string()))?));
     }
-    if !keys.iter().any(|key| key.id == *file.current.get_ref()) {
-        return Err(Fault::at(&file.current, "current names none of the keys"));
-    }
-    Ok(SealConfig { keys, current: file.current.into_inner() })
-}
-
-fn key_bytes(text: &[u8]) -> Option<Secret> {
-    let from_hex = || {
-        let text = std::str::from_utf8(text).ok().filter(|text| text.len() == 64 && text.is_ascii())?;
-        (0..32).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()).collect::<Option<Vec<u8>>>()
-    };
-    let from_base64 = || base64::engine::general_purpose::STANDARD.decode(text).ok();
-    from_hex().or_else(from_base64).filter(|bytes| bytes.len() == 32).map(Secret::new)
+    Keyring::new(file.current.get_ref().as_str(), keys).map_err(|error| Fault::at(&file.current, error.to_string()))
 }

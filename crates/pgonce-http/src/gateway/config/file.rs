@@ -13,8 +13,9 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
 use super::values::{Count, Keep, Origin, RedisUrl, SecretRef, Size, Text};
-use super::{JwtAlgorithm, KeptResponse, Stale};
+use super::{KeptResponse, Stale};
 use crate::policy::{BodyPart, InProgress, KeySyntax, Requirement};
+use crate::tenant::JwtAlgorithm;
 
 /// The whole of pgonce.toml; other sections are other verbs' business.
 #[derive(Debug, Default, Deserialize)]
@@ -51,6 +52,8 @@ pub(super) struct Upstream {
     pub idle_timeout: Option<Text<Duration>>,
     pub http2: bool,
     pub ca_file: Option<PathBuf>,
+    pub cert: Option<Spanned<PathBuf>>,
+    pub key: Option<Spanned<PathBuf>>,
     pub breaker_failures_max: Option<Count>,
     pub breaker_open_for: Option<Text<Duration>>,
 }
@@ -149,13 +152,12 @@ pub(super) struct Tenant {
     pub source: TenantSource,
     pub name: Option<Spanned<String>>,
     pub header: Option<Text<HeaderName>>,
-    pub claim: Option<String>,
+    pub claim: Option<Spanned<String>>,
     #[serde(default)]
     pub keys: Vec<Spanned<JwtKey>>,
     pub issuer: Option<String>,
     pub audience: Option<String>,
-    pub leeway: Option<Text<Duration>>,
-    pub users_file: Option<PathBuf>,
+    pub users_file: Option<Spanned<PathBuf>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -168,7 +170,7 @@ pub(super) enum TenantSource {
     Basic,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct JwtKey {
     pub id: Option<String>,
@@ -192,6 +194,7 @@ pub(super) struct Tls {
 pub(super) struct Cache {
     pub memory_bytes: Option<Size>,
     pub redis: Option<Text<RedisUrl>>,
+    pub redis_timeout: Option<Text<Duration>>,
     pub secret: Option<Spanned<SecretRef>>,
     pub ttl_max: Option<Text<Duration>>,
 }
@@ -216,6 +219,9 @@ pub(super) struct Limits {
 pub(super) struct Regions {
     pub own: Spanned<String>,
     pub secret: Spanned<SecretRef>,
+    pub ca_file: Option<PathBuf>,
+    pub cert: Option<Spanned<PathBuf>>,
+    pub key: Option<Spanned<PathBuf>>,
     pub region: Vec<Spanned<Region>>,
 }
 
@@ -235,7 +241,7 @@ pub(super) struct Seal {
     pub keys: Vec<Spanned<SealKey>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SealKey {
     pub id: String,

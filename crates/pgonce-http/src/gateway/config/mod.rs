@@ -11,7 +11,8 @@ mod probe;
 mod values;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
@@ -22,7 +23,10 @@ pub use path::{OWN_SEGMENT, PathPattern};
 pub use probe::{Probe, UrlTemplate};
 pub use values::{Keep, RedisUrl, Secret};
 
+use crate::cache::CacheSettings;
 use crate::policy::{InProgress, Policy, Requirement};
+use crate::seal::Keyring;
+use crate::tenant::TenantSource;
 
 /// Where the configuration comes from; kept, so that SIGHUP reads the same again.
 #[derive(Debug, Clone, Default)]
@@ -74,14 +78,30 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     values::read(text)
 }
 
-/// A number of bytes as people write it: `1048576`, `64KiB`, `1MiB`.
-pub fn size(text: &str) -> Result<usize, String> {
-    values::read::<values::Size>(text).map(|size| size.0)
+/// `--lease`: a duration that the database takes as a lease.
+pub fn lease(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|lease| if build::is_lease(lease) { Ok(lease) } else { Err(build::LEASE.into()) })
 }
 
-/// Where the upstream is: `http://host:port` or `https://host`, without a path.
+/// `--max-body`: a number of bytes, as `1048576` or `1MiB`.
+pub fn max_body(text: &str) -> Result<usize, String> {
+    let size = values::read::<values::Size>(text)?.0;
+    if (1..=build::BODY_BYTES_MAX).contains(&size) { Ok(size) } else { Err("expected 1 byte to 1GiB".into()) }
+}
+
+/// `--listen`: `127.0.0.1:8080` or `[::]:8080`.
+pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    values::read(text)
+}
+
+/// `--upstream`: `http://host:port` or `https://host`, without a path.
 pub fn upstream_url(text: &str) -> Result<Uri, String> {
     values::read::<values::Origin>(text).map(|origin| origin.0)
+}
+
+/// `--tenant-header`: the name of a header.
+pub fn header_name(text: &str) -> Result<HeaderName, String> {
+    values::read(text)
 }
 
 /// A mistake in the configuration.
@@ -140,22 +160,22 @@ pub struct GatewayConfig {
     /// The service behind it.
     pub upstream: UpstreamConfig,
     /// In order; the first that matches counts. The last matches everything.
-    pub routes: Vec<Route>,
+    pub routes: Vec<Arc<Route>>,
     /// Whose request it is.
-    pub tenant: TenantConfig,
+    pub tenant: TenantSource,
     /// Whether `Forwarded` and `X-Forwarded-*` of a request are kept and extended, because a proxy that is
     /// trusted stands before; else they are replaced.
     pub trust_forwarded: bool,
     /// TLS towards clients; without it plain HTTP.
     pub tls: Option<ServerTls>,
     /// Replay caches.
-    pub cache: CacheConfig,
+    pub cache: CacheSettings,
     /// The most of everything.
     pub limits: Limits,
     /// Where keys have their home, if there are several regions.
     pub regions: Option<RegionsConfig>,
     /// Encryption of stored bodies.
-    pub seal: Option<SealConfig>,
+    pub seal: Option<Keyring>,
     /// How long running requests may take to end after SIGTERM.
     pub drain_timeout: Duration,
 }
@@ -165,7 +185,7 @@ impl GatewayConfig {
     /// it came. One that can be read in several ways (`..`, `%2F`, `//`, `;`, …) gets the strictest route that
     /// it could mean.
     #[must_use]
-    pub fn route(&self, method: &Method, path: &str) -> &Route {
+    pub fn route(&self, method: &Method, path: &str) -> &Arc<Route> {
         let strictness = |place: usize| {
             let policy = &self.routes[place].policy;
             match policy.requirement {
@@ -341,10 +361,19 @@ pub struct UpstreamConfig {
     pub idle_timeout: Duration,
     /// HTTP/2: over TLS where the upstream offers it, without TLS by prior knowledge.
     pub http2: bool,
-    /// Who may sign the upstream's certificate; without it the system's roots.
-    pub ca_file: Option<PathBuf>,
+    /// TLS towards it, where its URL is https.
+    pub tls: ClientTls,
     /// When to stop asking an upstream that is away.
     pub breaker: BreakerConfig,
+}
+
+/// TLS towards another server.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientTls {
+    /// Who may sign its certificate, PEM; without it the system's roots.
+    pub ca_file: Option<PathBuf>,
+    /// The certificate to show it, and its private key, PEM.
+    pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// When to stop asking an upstream that is away.
@@ -356,78 +385,6 @@ pub struct BreakerConfig {
     pub open_for: Duration,
 }
 
-/// Whose request it is: where the gateway learns it. Plain data; `tenant.rs` verifies.
-#[derive(Debug, Clone)]
-pub enum TenantConfig {
-    /// Everybody's is this one.
-    Fixed(String),
-    /// A header says, which somebody before the gateway is trusted to set.
-    Header(HeaderName),
-    /// A claim of a signed token.
-    Jwt(JwtConfig),
-    /// The common name of the client's certificate.
-    Mtls,
-    /// The user of HTTP's basic authentication.
-    Basic {
-        /// Lines of `user:bcrypt hash`, as `htpasswd -B` writes them.
-        users_file: PathBuf,
-    },
-}
-
-/// How a token is verified.
-#[derive(Debug, Clone)]
-pub struct JwtConfig {
-    /// The claim that names the tenant.
-    pub claim: String,
-    /// The header that has the token, after `Bearer ` where it is `Authorization`.
-    pub header: HeaderName,
-    /// Who may sign. The algorithm belongs to the key: a token does not choose.
-    pub keys: Vec<JwtKey>,
-    /// What `iss` must be.
-    pub issuer: Option<String>,
-    /// What `aud` must have.
-    pub audience: Option<String>,
-    /// How wrong clocks may be.
-    pub leeway: Duration,
-}
-
-/// A key that tokens are signed with.
-#[derive(Debug, Clone)]
-pub struct JwtKey {
-    /// `kid`, where tokens name their key.
-    pub id: Option<String>,
-    /// The one algorithm it is for.
-    pub algorithm: JwtAlgorithm,
-    /// A public key as PEM; for HS256 to HS512 the shared secret.
-    pub material: Secret,
-}
-
-/// Algorithms of tokens; "none" is none of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[allow(missing_docs, reason = "their names are the registered ones")]
-pub enum JwtAlgorithm {
-    HS256,
-    HS384,
-    HS512,
-    RS256,
-    RS384,
-    RS512,
-    PS256,
-    PS384,
-    PS512,
-    ES256,
-    ES384,
-    EdDSA,
-}
-
-impl JwtAlgorithm {
-    /// Whether whoever verifies can also sign.
-    #[must_use]
-    pub fn is_symmetric(self) -> bool {
-        matches!(self, Self::HS256 | Self::HS384 | Self::HS512)
-    }
-}
-
 /// TLS towards clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerTls {
@@ -437,19 +394,6 @@ pub struct ServerTls {
     pub key: PathBuf,
     /// Who signs clients' certificates; then every client needs one.
     pub client_ca: Option<PathBuf>,
-}
-
-/// Replay caches. They hold terminal outcomes only; PostgreSQL stays the truth.
-#[derive(Debug, Clone)]
-pub struct CacheConfig {
-    /// Of this process; 0: none.
-    pub memory_bytes: usize,
-    /// Shared by several.
-    pub redis: Option<RedisUrl>,
-    /// Signs what is put into Redis, so that whoever can write there cannot make up responses.
-    pub secret: Option<Secret>,
-    /// Nothing is cached for longer.
-    pub ttl_max: Duration,
 }
 
 /// The most of everything.
@@ -482,6 +426,8 @@ pub struct RegionsConfig {
     pub list: Vec<RegionConfig>,
     /// Shared by all gateways: signs what one forwards to another.
     pub secret: Secret,
+    /// TLS towards the others.
+    pub tls: ClientTls,
 }
 
 /// One region.
@@ -491,31 +437,6 @@ pub struct RegionConfig {
     pub name: String,
     /// Its gateway.
     pub url: Uri,
-}
-
-/// Keys for stored bodies.
-#[derive(Debug, Clone)]
-pub struct SealConfig {
-    /// All that open, with their ids.
-    pub keys: Vec<SealKey>,
-    /// The id of the one that seals.
-    pub current: String,
-}
-
-/// A key for stored bodies.
-#[derive(Debug, Clone)]
-pub struct SealKey {
-    /// Stored beside what it seals.
-    pub id: String,
-    /// 32 bytes.
-    pub key: Secret,
-}
-
-/// The file that was named, or the usual one if it is there.
-#[must_use]
-pub fn usual_path(named: Option<&Path>) -> Option<PathBuf> {
-    const USUAL: &str = "pgonce.toml";
-    named.map(Path::to_owned).or_else(|| Path::new(USUAL).exists().then(|| USUAL.into()))
 }
 
 #[cfg(test)]

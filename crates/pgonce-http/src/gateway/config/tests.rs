@@ -33,7 +33,7 @@ fn two_lines_are_enough() {
     assert_eq!((route.path.as_str(), route.policy.scope.as_str()), ("*", "http"));
     assert_eq!(route.policy.requirement, Requirement::Optional);
     assert_eq!(route.policy.in_progress, InProgress::Refuse);
-    assert!(matches!(&config.tenant, TenantConfig::Fixed(name) if name.is_empty()));
+    assert!(matches!(&config.tenant, TenantSource::Fixed(name) if name.is_empty()));
     assert_eq!(config.limits.tenant_inflight_max, config.limits.inflight_max, "the only tenant may take all");
     assert_eq!(config.cache.memory_bytes, 64 << 20);
     assert_eq!(config.drain_timeout, Duration::from_secs(30));
@@ -65,8 +65,8 @@ fn the_flags_alone_are_enough_and_win() {
     for config in [source.load().unwrap(), file] {
         assert_eq!(config.listen.port(), 1);
         assert_eq!(config.upstream.url, "https://up");
-        assert!(matches!(&config.tenant, TenantConfig::Header(name) if name == "x-tenant"));
-        assert_eq!(config.cache.redis.as_ref().map(RedisUrl::expose), Some("redis://h"));
+        assert!(matches!(&config.tenant, TenantSource::Header(name) if name == "x-tenant"));
+        assert_eq!(config.cache.redis.as_ref().map(|redis| redis.url.as_str()), Some("redis://h"));
         for route in &config.routes {
             assert_eq!(route.policy.requirement, Requirement::Required);
             assert_eq!(route.policy.syntax, KeySyntax::Strict);
@@ -189,6 +189,7 @@ fn mistakes_are_told_with_their_line() {
         ("\nbogus = 1", 2, "bogus"),
         ("timeout = \"5\"", 1, "duration"),
         ("timeout = 5", 1, "expected a duration"),
+        ("cert = \"c.pem\"", 1, "belong together"),
         ("[gateway.cache]\nmemory_bytes = \"1MB\"", 2, "bytes"),
         ("[gateway.cache]\nmemory_bytes = -1", 2, "bytes"),
         ("[gateway.cache]\nredis = \"http://h\"", 2, "Redis"),
@@ -224,7 +225,11 @@ fn mistakes_are_told_with_their_line() {
         ("[gateway.tenant]\nsource = \"basic\"\nclaim = \"x\"", 1, "does not use claim"),
         ("[gateway.tenant]\nsource = \"jwt\"\nclaim = \"sub\"", 1, "keys"),
         ("[gateway.tenant]\nsource = \"jwt\"\nkeys = [{ algorithm = \"none\", env = \"PATH\" }]", 3, "HS256"),
-        ("[gateway.tenant]\nsource = \"jwt\"\nkeys = [{ algorithm = \"RS256\", env = \"PATH\" }]", 3, "PEM"),
+        (
+            "[gateway.tenant]\nsource = \"jwt\"\nclaim = \"c\"\nkeys = [{ algorithm = \"RS256\", env = \"PATH\" }]",
+            4,
+            "PEM",
+        ),
         ("[gateway.tls]\ncert = \"x\"", 1, "key"),
         ("[gateway.regions]\nown = \"eu\"\nsecret = { env = \"PATH\" }\nregion = []", 2, "none of the regions"),
         (
@@ -232,8 +237,8 @@ fn mistakes_are_told_with_their_line() {
             4,
             "name",
         ),
-        ("[gateway.seal]\ncurrent = \"a\"\nkeys = [{ id = \"a\", env = \"PATH\" }]", 3, "32 random bytes"),
-        ("[gateway.seal]\ncurrent = \"b\"\nkeys = []", 2, "none of the keys"),
+        ("[gateway.seal]\ncurrent = \"a\"\nkeys = [{ id = \"a\", env = \"PATH\" }]", 3, "32 bytes"),
+        ("[gateway.seal]\ncurrent = \"b\"\nkeys = []", 2, "no sealing key"),
         ("[gateway", 1, "unclosed table"),
     ] {
         let (told, reason) = mistake(more);
@@ -293,7 +298,7 @@ fn the_file_is_named_and_read_again() {
 }
 
 #[test]
-fn keys_are_read_from_files() {
+fn keys_and_users_are_read_from_files() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = dir.path().join(name);
@@ -303,7 +308,8 @@ fn keys_are_read_from_files() {
     let hex = file("hex", &"0f".repeat(32));
     let base64 = file("base64", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n");
     let pem = file("pem", "-----BEGIN PUBLIC KEY-----\nx\n-----END PUBLIC KEY-----\n");
-    let shared = file("shared", "0123456789abcdef");
+    let shared = file("shared", "0123456789abcdef0123456789abcdef\n");
+    let users = file("users", &format!("shop:$2y$04${}\n", ".".repeat(53)));
     let config = with(&format!(
         r#"
 [gateway.seal]
@@ -313,7 +319,7 @@ keys = [{{ id = "a", file = "{hex}" }}, {{ id = "b", file = "{base64}" }}]
 source = "jwt"
 claim = "org"
 issuer = "https://login"
-keys = [{{ id = "k1", algorithm = "RS256", file = "{pem}" }}, {{ algorithm = "HS256", file = "{shared}" }}]
+keys = [{{ id = "k1", algorithm = "HS256", file = "{shared}" }}]
 [gateway.regions]
 own = "eu"
 secret = {{ file = "{shared}" }}
@@ -321,15 +327,64 @@ region = [{{ name = "eu", url = "https://eu" }}, {{ name = "us", url = "https://
 "#
     ))
     .unwrap();
-    let seal = config.seal.as_ref().unwrap();
-    assert_eq!(seal.keys[0].key.expose(), [15; 32]);
-    assert_eq!(seal.keys[1].key.expose(), (0..32).collect::<Vec<u8>>());
-    let TenantConfig::Jwt(jwt) = &config.tenant else { panic!("{:?}", config.tenant) };
-    assert_eq!((jwt.keys.len(), jwt.header.as_str(), jwt.claim.as_str()), (2, "authorization", "org"));
+    assert!(config.seal.is_some());
+    assert!(matches!(&config.tenant, TenantSource::Jwt(_)));
     assert_eq!(config.limits.tenant_inflight_max, 2048, "one of many takes a part");
     assert!(!format!("{config:?}").contains("0123456789abcdef"));
-    let (_, reason) = mistake(&format!(
-        "[gateway.tenant]\nsource = \"jwt\"\nclaim = \"c\"\nkeys = [{{ algorithm = \"HS256\", file = \"{pem}\" }}]"
-    ));
-    assert!(reason.contains("shared secret, not a PEM"), "a public key is no secret: {reason}");
+    let guessed = file("guessed", "hunter2");
+    let (line, reason) = mistake(&format!("[gateway.cache]\nsecret = {{ file = \"{guessed}\" }}"));
+    assert!(line == 2 && reason.contains("32 bytes"), "{reason}");
+    let confused = format!("algorithm = \"HS256\", file = \"{pem}\"");
+    let (line, _) = mistake(&format!("[gateway.tenant]\nsource = \"jwt\"\nclaim = \"c\"\nkeys = [{{ {confused} }}]"));
+    assert_eq!(line, 4, "a public key is no secret");
+    let basic = with(&format!("[gateway.tenant]\nsource = \"basic\"\nusers_file = \"{users}\"")).unwrap();
+    assert!(matches!(&basic.tenant, TenantSource::Basic(_)));
+    let (line, reason) = mistake(&format!("[gateway.tenant]\nsource = \"basic\"\nusers_file = \"{hex}\""));
+    assert!(line == 3 && reason.contains("line 1"), "{reason}");
+}
+
+const DOCS: &str = include_str!("../../../../../docs/reference/config.md");
+
+#[test]
+fn the_documented_file_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["jwt.secret", "cache.secret", "regions.secret", "seal-2026-01", "seal-2026-02"] {
+        std::fs::write(dir.path().join(name), format!("{}\n", "0f".repeat(32))).unwrap();
+    }
+    let example = DOCS.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let config = parse(&example.replace("/etc/pgonce", &dir.path().display().to_string())).unwrap();
+    assert_eq!(config.routes.len(), 3);
+    assert_eq!(config.route(&Method::POST, "/payments/7").policy.wait_max, Duration::from_secs(10));
+    assert!(config.seal.is_some() && config.regions.is_some() && config.tls.is_some());
+}
+
+/// serde names what it knows when it meets what it does not know.
+#[test]
+fn every_key_is_documented() {
+    let mut count = 0;
+    for section in [
+        "[gateway]",
+        "[gateway.upstream]",
+        "[[gateway.route]]",
+        "[gateway.route.fingerprint]",
+        "[gateway.tenant]",
+        "[[gateway.tenant.keys]]",
+        "[gateway.tls]",
+        "[gateway.cache]",
+        "[gateway.cache.secret]",
+        "[gateway.limits]",
+        "[gateway.regions]",
+        "[[gateway.regions.region]]",
+        "[gateway.seal]",
+        "[[gateway.seal.keys]]",
+    ] {
+        let error = parse(&format!("{section}\nno_such_key = 1\n")).unwrap_err();
+        let (_, known) = error.reason.split_once(", expected ").unwrap_or_else(|| panic!("{section}: {error}"));
+        for key in known.split('`').skip(1).step_by(2) {
+            let ways = [format!("`{key}`"), format!(".{key}]"), format!("{{ {key} }}")];
+            assert!(ways.iter().any(|way| DOCS.contains(way)), "{section} {key}");
+            count += 1;
+        }
+    }
+    assert!(count > 70, "{count}");
 }

@@ -62,8 +62,8 @@ impl FromText for Duration {
             _ => return None,
         };
         let millis = number.parse::<u64>().ok()?.checked_mul(millis)?;
-        // 100 years: longer ones are mistakes, and overflow somewhere.
-        (1..=3_155_760_000_000).contains(&millis).then(|| Self::from_millis(millis))
+        // What PostgreSQL counts as 100 years, and a policy may have: longer ones are mistakes.
+        (1..=36_000 * 86_400_000).contains(&millis).then(|| Self::from_millis(millis))
     }
 }
 
@@ -178,9 +178,8 @@ impl FromText for RedisUrl {
     const EXPECTED: &'static str = "a URL of Redis or Valkey, as redis://127.0.0.1:6379 or rediss://:password@host/0";
 
     fn from_text(text: &str) -> Option<Self> {
-        let (scheme, rest) = text.split_once("://")?;
-        let is_known = matches!(scheme, "redis" | "rediss" | "valkey" | "valkeys" | "redis+unix" | "unix");
-        (is_known && !rest.is_empty()).then(|| Self(text.to_owned()))
+        // Reads the URL, and does not connect.
+        ::redis::Client::open(text).ok().map(|_| Self(text.to_owned()))
     }
 }
 
@@ -314,7 +313,7 @@ mod tests {
     fn durations_and_sizes() {
         assert_eq!(read("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(read("30d"), Ok(Duration::from_secs(30 * 86_400)));
-        for bad in ["", "5", "0s", "s", "5 s", "-1s", "1.5s", "5w", "99999999999999999999d", "9999999d"] {
+        for bad in ["", "5", "0s", "s", "5 s", "-1s", "1.5s", "5w", "99999999999999999999d", "36001d"] {
             assert!(read::<Duration>(bad).is_err(), "{bad}");
         }
         assert_eq!(read("permanent"), Ok(Keep::Permanent));
@@ -349,7 +348,12 @@ mod tests {
         for bad in bad {
             assert!(read::<Origin>(bad).is_err(), "{bad}");
         }
-        assert!(read::<RedisUrl>("http://h").is_err());
+        for good in ["redis://h", "rediss://:p@h:1/0", "valkey://h", "unix:///run/redis.sock"] {
+            assert!(read::<RedisUrl>(good).is_ok(), "{good}");
+        }
+        for bad in ["", "h:6379", "http://h", "redis://", "redis://h:99999", "redis://h/x"] {
+            assert!(read::<RedisUrl>(bad).is_err(), "{bad}");
+        }
         assert_eq!(format!("{:?}", read::<RedisUrl>("redis://:secret@h")), "Ok(RedisUrl(…))");
     }
 
