@@ -175,7 +175,7 @@ impl<'a> Intent<'a> {
 }
 
 /// The name of a claim's kind, as SQL and metrics spell it.
-fn kind_of(claim: &Claim) -> &'static str {
+pub(crate) fn kind_of(claim: &Claim) -> &'static str {
     use crate::claim::OwnedKind;
     match claim {
         Claim::Owned(owned) => match owned.kind {
