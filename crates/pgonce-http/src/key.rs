@@ -216,7 +216,7 @@ mod tests {
     fn what_is_no_string_is_refused_strictly_and_may_be_bare_leniently() {
         let not = |found| Err(NotString { found });
         let bare = |line: &str| Ok(line.to_owned());
-        let vectors: &[(&str, Result<String, KeyError>, Result<String, KeyError>)] = &[
+        let vectors = [
             ("abc", not("a token"), bare("abc")),
             (" abc\t", not("a token"), bare("abc")),
             ("*a/b:c", not("a token"), bare("*a/b:c")),
@@ -245,7 +245,7 @@ mod tests {
             ("käse", Err(NotAscii), Err(NotAscii)),
         ];
         for (line, strict, lenient) in vectors {
-            assert_eq!(both(line.as_bytes()), [strict.clone(), lenient.clone()], "{line}");
+            assert_eq!(both(line.as_bytes()), [strict, lenient], "{line}");
         }
         assert_eq!(parse_value("k".repeat(255).as_bytes(), KeySyntax::Lenient), Ok("k".repeat(255)));
         assert_eq!(parse_value("k".repeat(256).as_bytes(), KeySyntax::Lenient), Err(TooLong));
