@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use pgonce_testkit::TestDb;
+use pgonce_testkit::programs::psql;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
@@ -36,17 +37,6 @@ fn pages() -> Vec<(String, String)> {
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let fence = format!("```{language}\n");
     page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
-}
-
-fn psql() -> PathBuf {
-    let mut dirs: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH").unwrap()).collect();
-    dirs.extend(
-        std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().map(|entry| entry.unwrap().path().join("bin")),
-    );
-    dirs.into_iter()
-        .map(|dir| dir.join("psql"))
-        .find(|path| path.is_file())
-        .expect("psql: apt-get install postgresql-client")
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod checks;
 mod database;
 mod faults;
 pub mod history;
+pub mod programs;
 mod redis;
 
 pub use checks::checksum;

@@ -57,7 +57,8 @@ async fn a_running_request_is_409_with_retry_after_and_422_wins() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_key_is_400_where_it_is_required_and_passes_where_not() {
-    let rig = Rig::new("[[gateway.route]]\npath = \"/orders/*\"\nkey = \"required\"\n[[gateway.route]]\npath = \"*\"").await;
+    let rig =
+        Rig::new("[[gateway.route]]\npath = \"/orders/*\"\nkey = \"required\"\n[[gateway.route]]\npath = \"*\"").await;
     let missing = rig.send("POST", "/orders", &[], "a").await;
     assert_eq!((missing.status, missing.problem().as_str()), (400, "key-missing"));
     assert!(missing.header("link").unwrap().contains("rel=\"help\""));
@@ -78,8 +79,7 @@ async fn malformed_keys_are_400_and_leave_nothing() {
     let twice = rig.send("POST", "/orders", &[("idempotency-key", "\"a\""), ("idempotency-key", "\"a\"")], "a").await;
     assert_eq!(twice.status, 400);
     assert_eq!(rig.service.requests(), 0);
-    let rows: i64 =
-        rig.db.client().await.query_one("SELECT count(*) FROM once.intents", &[]).await.unwrap().get(0);
+    let rows: i64 = rig.db.client().await.query_one("SELECT count(*) FROM once.intents", &[]).await.unwrap().get(0);
     assert_eq!(rows, 0);
 }
 

@@ -114,13 +114,8 @@ async fn fifty_clients_a_key() {
         let answers = client.await.unwrap();
         assert_eq!(seen.get_or_insert_with(|| answers.clone()), &answers, "everybody got the same bytes");
     }
-    let row = rig
-        .db
-        .client()
-        .await
-        .query_one("SELECT count(*), count(DISTINCT key) FROM public.effect", &[])
-        .await
-        .unwrap();
+    let row =
+        rig.db.client().await.query_one("SELECT count(*), count(DISTINCT key) FROM public.effect", &[]).await.unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (KEYS as i64, KEYS as i64));
 }
 

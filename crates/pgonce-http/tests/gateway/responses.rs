@@ -123,9 +123,7 @@ async fn a_response_that_breaks_off_is_cut_for_the_client_too() {
 async fn a_stop_lets_what_runs_finish() {
     let rig = Rig::new("").await;
     let address = rig.gateway.address;
-    let held = tokio::spawn(async move {
-        send(address, "POST", "/hold", &[("idempotency-key", "\"k\"")], b"a").await
-    });
+    let held = tokio::spawn(async move { send(address, "POST", "/hold", &[("idempotency-key", "\"k\"")], b"a").await });
     rig.service.state.arrived.notified().await;
     let stopping = tokio::spawn(rig.gateway.stop());
     pgonce_testkit::eventually("it takes no new connection", async || {

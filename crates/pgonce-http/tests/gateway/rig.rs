@@ -90,7 +90,9 @@ async fn serve(State(state): State<Arc<ServiceState>>, request: Request) -> Resp
     let (head, body) = request.into_parts();
     *state.seen.lock().unwrap() = head.headers.clone();
     let path = head.uri.path().to_owned();
-    let Ok(body) = body.collect().await.map(|body| body.to_bytes()) else { return StatusCode::BAD_REQUEST.into_response() };
+    let Ok(body) = body.collect().await.map(|body| body.to_bytes()) else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
     let answer = |status: u16, text: String| {
         let mut response = Response::new(AxumBody::from(text));
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
