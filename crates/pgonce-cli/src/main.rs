@@ -4,6 +4,8 @@
 
 mod config;
 mod database;
+#[cfg(feature = "failpoints")]
+mod failpoints;
 mod output;
 mod verbs;
 
@@ -84,6 +86,8 @@ impl std::error::Error for Found {}
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    #[cfg(feature = "failpoints")]
+    failpoints::arm();
     let cli = Cli::parse();
     log_to_stderr(if matches!(&cli.verb, Verb::Up(options) if options.demo) { "error" } else { "warn" });
     match dispatch(cli).await {

@@ -12,6 +12,7 @@ mod fingerprint;
 pub mod gateway;
 mod key;
 mod latin1;
+mod layer;
 mod policy;
 pub mod problem;
 #[cfg(feature = "gateway")]
@@ -22,6 +23,9 @@ pub mod tenant;
 
 pub use fingerprint::{is_pointer, request_fingerprint};
 pub use key::{KEY_BYTES_MAX, KeyError, parse_key};
+#[cfg(feature = "axum")]
+pub use layer::{Failed, Leased, Transaction};
+pub use layer::{IdempotencyLayer, IdempotencyService, LayerBody};
 pub use policy::{BodyPart, FingerprintParts, InProgress, KeySyntax, Policy, Requirement};
 pub use problem::{Effect, Problem, StatusMap};
 pub use stored::{StoredError, StoredResponse};

@@ -115,6 +115,12 @@ pub enum Problem {
     },
     /// Another attempt took over while this one was working.
     LeaseLost,
+    /// The handler panicked, or its response broke off; its writes are rolled back.
+    HandlerFailed,
+    /// The handler kept its transaction; it is rolled back.
+    TransactionKept,
+    /// A handler asks for what only a guarded request has.
+    NotGuarded,
     /// The request itself is malformed. The text says how, and holds nothing of what was sent.
     Malformed(String),
     /// A fault of ours.
@@ -135,7 +141,7 @@ const fn kind(slug: &'static str, status: StatusCode, effect: Effect, retryable:
 }
 
 /// Every slug, in the order of [`Problem`].
-pub const SLUGS: [&str; 26] = [
+pub const SLUGS: [&str; 29] = [
     "key-missing",
     "key-malformed",
     "body-too-large",
@@ -160,6 +166,9 @@ pub const SLUGS: [&str; 26] = [
     "upstream-uncertain",
     "upstream-failed",
     "lease-lost",
+    "handler-failed",
+    "transaction-kept",
+    "not-guarded",
     "malformed",
     "internal",
 ];
@@ -195,6 +204,9 @@ impl Problem {
             Self::UpstreamUncertain { .. } => kind("upstream-uncertain", S::BAD_GATEWAY, Unknown, true, "The service did not say what became of the request"),
             Self::UpstreamFailed { .. } => kind("upstream-failed", S::BAD_GATEWAY, Unknown, true, "The service failed"),
             Self::LeaseLost => kind("lease-lost", S::SERVICE_UNAVAILABLE, Unknown, true, "Another attempt took over"),
+            Self::HandlerFailed => kind("handler-failed", S::INTERNAL_SERVER_ERROR, NotDone, true, "The service failed; nothing was done"),
+            Self::TransactionKept => kind("transaction-kept", S::INTERNAL_SERVER_ERROR, NotDone, false, "The service kept its transaction"),
+            Self::NotGuarded => kind("not-guarded", S::INTERNAL_SERVER_ERROR, NotDone, false, "The route is not guarded"),
             Self::Malformed(_) => kind("malformed", S::BAD_REQUEST, NotDone, false, "The request is malformed"),
             Self::Internal => kind("internal", S::INTERNAL_SERVER_ERROR, Unknown, true, "Internal error"),
         }
@@ -308,6 +320,18 @@ impl Problem {
                 "It took so long that another attempt took over; that one decides. Send the request again with the \
                  same key to learn the outcome."
             }
+            Self::HandlerFailed => {
+                "It failed without an answer, and what it had begun was rolled back. Send the request again with the \
+                 same key: it is run again."
+            }
+            Self::TransactionKept => {
+                "A fault of the service: its handler kept the intent's transaction beyond its own end. Nothing was \
+                 committed."
+            }
+            Self::NotGuarded => {
+                "A fault of the service: its handler asks for what only a request behind the idempotency layer has, \
+                 and only in the layer's mode. Nothing was run."
+            }
             Self::Malformed(reason) => return format!("Nothing was run: {reason}."),
             Self::Internal => {
                 "What became of the request is not known. Send it again with the same key to learn the outcome."
@@ -331,6 +355,7 @@ impl Problem {
             Error::LeaseLost => Self::LeaseLost,
             Error::InDoubt { .. } => Self::InDoubt,
             Error::Away { .. } => Self::DatabaseAway,
+            Error::Kept => Self::TransactionKept,
             Error::Overloaded { retry_after } => Self::Overloaded { retry_after: *retry_after },
             Error::Database(_) => match error.sqlstate() {
                 Some("P4001") => Self::KeyMalformed(KeyError::Refused),

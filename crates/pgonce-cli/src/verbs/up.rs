@@ -1,5 +1,6 @@
 //! `pgonce up`: all of it on one machine. A private PostgreSQL, or yours; migrated, looked after, shown.
 
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -7,11 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Args;
 use pgonce_cluster::{Binaries, Cluster, ClusterOptions, StopMode};
+use pgonce_http::InProgress;
+use pgonce_http::gateway::{self, config::ConfigSource, config::Overrides, config::Stale};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::Client;
 
 use crate::output::{Out, say};
-use crate::verbs::demo;
+use crate::verbs::{demo, shop};
 use crate::{config, database};
 
 /// `pgonce up`
@@ -29,7 +32,13 @@ pub struct Options {
     /// Its port [default: that of the last start, or a free one]
     #[arg(long, value_name = "N")]
     port: Option<u16>,
+    /// The port of the gateway before the demo shop [default: 8480, or a free one if that is taken]
+    #[arg(long, value_name = "N")]
+    gateway_port: Option<u16>,
 }
+
+/// Where the gateway listens if nobody says otherwise.
+const GATEWAY_PORT: u16 = 8480;
 
 const DATABASE: &str = "pgonce";
 const RECOVER_EVERY: Duration = Duration::from_secs(5);
@@ -165,6 +174,14 @@ async fn serve(
         false => format!("The schema once is there: {}.", report.applied.join(", ")),
     });
     say(&try_this(served));
+    let (shop_stop, shop_stopped) = tokio::sync::oneshot::channel::<()>();
+    let (gateway, address) = start_gateway(&served.url, options.gateway_port, shop_stopped).await?;
+    say(&format!("A shop behind the gateway: http://{address}/orders. Twice the same, then another payload with that key:"));
+    for (payload, comment) in [("tea", "201; again: the same answer, replayed"), ("coffee", "422: not what that key was for")] {
+        say(&format!(
+            "  curl -i http://{address}/orders -H 'Idempotency-Key: \"order-1\"' -d '{{\"item\":\"{payload}\"}}'   # {comment}"
+        ));
+    }
     say("Meanwhile: expired leases are recovered every 5 s, and what is past its window is purged every minute.");
     say("Ctrl-C stops it.");
     say(&format!("ready {}", database::redacted(&served.url)));
@@ -181,7 +198,48 @@ async fn serve(
         done = work => done,
     };
     upkeep.abort();
+    drop(shop_stop); // lets what runs come to its end
+    let _ = gateway.await;
     ended
+}
+
+/// The gateway, in this process, before a shop that commits its outcomes with its orders.
+async fn start_gateway(
+    url: &str,
+    port: Option<u16>,
+    stopped: tokio::sync::oneshot::Receiver<()>,
+) -> anyhow::Result<(tokio::task::JoinHandle<()>, SocketAddr)> {
+    let shop = shop::start(url).await?;
+    let free = || TcpListener::bind(("127.0.0.1", GATEWAY_PORT)).map_or(0, |_| GATEWAY_PORT);
+    let listen = SocketAddr::from(([127, 0, 0, 1], port.unwrap_or_else(free)));
+    let overrides = Overrides {
+        listen: Some(listen),
+        upstream: Some(format!("http://{shop}").parse()?),
+        in_progress: Some(InProgress::Wait),
+        // The shop's outcome commits with its order: what has none has not happened, and may run.
+        stale: Some(Stale::Rerun),
+        ..Overrides::default()
+    };
+    let (ready, address) = tokio::sync::oneshot::channel();
+    let settings = pgonce::Settings::from_url(url);
+    let (_reload, reloads) = tokio::sync::mpsc::channel(1);
+    let serving = tokio::spawn(async move {
+        let stop = async move {
+            let _ = stopped.await;
+        };
+        let ready = move |address| {
+            let _ = ready.send(address);
+        };
+        let source = ConfigSource { path: None, overrides };
+        gateway::run(settings, source, ready, stop, reloads).await
+    });
+    match address.await {
+        Ok(address) => Ok((tokio::spawn(async move { drop(serving.await) }), address)),
+        Err(_) => match serving.await? {
+            Err(error) => Err(error.into()),
+            Ok(()) => anyhow::bail!("the gateway ended before it began"),
+        },
+    }
 }
 
 /// Comes back only when the server is gone without having been asked to.

@@ -35,7 +35,10 @@ fn next(problem: &Problem) -> Option<Problem> {
         Problem::UpstreamTimeout => Problem::UpstreamUncertain { upstream_status: Some(503) },
         Problem::UpstreamUncertain { .. } => Problem::UpstreamFailed { upstream_status: Some(500) },
         Problem::UpstreamFailed { .. } => Problem::LeaseLost,
-        Problem::LeaseLost => Problem::Malformed("two lengths".to_owned()),
+        Problem::LeaseLost => Problem::HandlerFailed,
+        Problem::HandlerFailed => Problem::TransactionKept,
+        Problem::TransactionKept => Problem::NotGuarded,
+        Problem::NotGuarded => Problem::Malformed("two lengths".to_owned()),
         Problem::Malformed(_) => Problem::Internal,
         Problem::Internal => return None,
     })

@@ -1,0 +1,267 @@
+//! Requests of this process that are under way, by tenant and key: a duplicate waits here, in memory, and not
+//! with a database connection of its own. A flight decides nothing about an outcome: who has waited asks the
+//! database.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use pgonce::Fingerprint;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::Problem;
+
+/// Tenant and key; the scope is the layer's.
+pub(super) type Name = (String, String);
+
+/// What became of a flight, as far as its followers should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Landed {
+    /// The database knows the answer.
+    Settled,
+    /// Nothing is stored: somebody else may try.
+    Free,
+    /// Trying now would end in the same way.
+    Fault(Problem),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    /// Asking the database, or waiting there for a rival in another process.
+    Asking,
+    /// The intent is claimed: the handler runs.
+    Running,
+    Landed(Landed),
+}
+
+/// The table.
+#[derive(Debug, Default)]
+pub(super) struct Flights(Mutex<HashMap<Name, Arc<Flight>>>);
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct Flight {
+    fingerprint: Fingerprint,
+    state: watch::Sender<State>,
+    waiting: AtomicUsize,
+}
+
+/// How a request begins.
+#[derive(Debug)]
+pub(super) enum Boarding {
+    /// As the first: it holds the flight until it has landed.
+    Lead(Lead),
+    /// As a duplicate.
+    Follow(Arc<Flight>),
+}
+
+/// The first request's hold on its flight. Dropped without having landed: free, for whoever waits.
+#[derive(Debug)]
+pub(super) struct Lead {
+    flights: Arc<Flights>,
+    name: Name,
+    flight: Arc<Flight>,
+}
+
+/// What a follower has seen.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// It has its claim, and is another request.
+    OtherRuns,
+    /// It has landed.
+    Landed(Landed),
+    /// It has not, in time, or too many wait already.
+    Busy,
+}
+
+impl Flights {
+    pub(super) fn board(self: &Arc<Self>, name: &Name, fingerprint: Fingerprint) -> Boarding {
+        let mut table = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match table.entry(name.clone()) {
+            Entry::Occupied(taken) => Boarding::Follow(Arc::clone(taken.get())),
+            Entry::Vacant(vacant) => {
+                let state = watch::Sender::new(State::Asking);
+                let flight = Arc::new(Flight { fingerprint, state, waiting: AtomicUsize::new(0) });
+                vacant.insert(Arc::clone(&flight));
+                Boarding::Lead(Lead { flights: Arc::clone(self), name: name.clone(), flight })
+            }
+        }
+    }
+}
+
+impl Lead {
+    /// The intent is claimed.
+    pub(super) fn runs(&self) {
+        self.flight.state.send_if_modified(|state| {
+            let asked = *state == State::Asking;
+            if asked {
+                *state = State::Running;
+            }
+            asked
+        });
+    }
+
+    pub(super) fn land(self, landed: Landed) {
+        self.leave(landed);
+    }
+
+    fn leave(&self, landed: Landed) {
+        // Out of the table first: who is woken must not board it again.
+        let mut table = self.flights.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        table.remove(&self.name);
+        drop(table);
+        self.flight.state.send_if_modified(|state| {
+            let first = !matches!(state, State::Landed(_));
+            if first {
+                *state = State::Landed(landed);
+            }
+            first
+        });
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        if !matches!(*self.flight.state.borrow(), State::Landed(_)) {
+            self.leave(Landed::Free);
+        }
+    }
+}
+
+impl Flight {
+    /// Whether a request with this fingerprint is known to reuse the key: the flight has the claim. Before that the
+    /// flight itself may be the one with the wrong payload.
+    pub(super) fn conflicts_with(&self, fingerprint: Fingerprint) -> bool {
+        self.fingerprint != fingerprint && *self.state.borrow() == State::Running
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        *self.state.borrow() == State::Running
+    }
+
+    /// Waits for the landing, or, with another fingerprint, until the flight runs.
+    pub(super) async fn follow(&self, fingerprint: Fingerprint, until: Instant, waiters_max: usize) -> Seen {
+        let _waiting = match Waiting::among(&self.waiting, waiters_max) {
+            Some(waiting) => waiting,
+            None => return Seen::Busy,
+        };
+        let mut states = self.state.subscribe();
+        let other = self.fingerprint != fingerprint;
+        let seen = states.wait_for(|state| match state {
+            State::Asking => false,
+            State::Running => other,
+            State::Landed(_) => true,
+        });
+        match tokio::time::timeout_at(until, seen).await {
+            Ok(Ok(state)) => match &*state {
+                State::Landed(landed) => Seen::Landed(landed.clone()),
+                State::Asking | State::Running => Seen::OtherRuns,
+            },
+            // The sender is in self: it cannot be gone.
+            Ok(Err(_)) | Err(_) => Seen::Busy,
+        }
+    }
+}
+
+/// One of a bounded number of waiters.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn among(count: &'a AtomicUsize, waiters_max: usize) -> Option<Self> {
+        let counted = Self(count);
+        let before = count.fetch_add(1, Ordering::Relaxed);
+        metrics::gauge!("pgonce_layer_waiters").increment(1);
+        (before < waiters_max).then_some(counted)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+        metrics::gauge!("pgonce_layer_waiters").decrement(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn lead(flights: &Arc<Flights>, key: &str) -> Lead {
+        match flights.board(&(String::new(), key.to_owned()), Fingerprint([1; 32])) {
+            Boarding::Lead(lead) => lead,
+            Boarding::Follow(_) => panic!("somebody leads already"),
+        }
+    }
+
+    fn follow(flights: &Arc<Flights>, key: &str) -> Arc<Flight> {
+        match flights.board(&(String::new(), key.to_owned()), Fingerprint([1; 32])) {
+            Boarding::Follow(flight) => flight,
+            Boarding::Lead(_) => panic!("nobody leads"),
+        }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(5)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn followers_see_how_it_landed() {
+        let flights = Arc::new(Flights::default());
+        for landed in [Landed::Settled, Landed::Free, Landed::Fault(Problem::DatabaseAway)] {
+            let first = lead(&flights, "k");
+            let flight = follow(&flights, "k");
+            let (seen, ()) = tokio::join!(flight.follow(Fingerprint([1; 32]), soon(), 1), async {
+                tokio::task::yield_now().await;
+                first.runs();
+                first.land(landed.clone());
+            });
+            assert_eq!(seen, Seen::Landed(landed));
+        }
+        drop(lead(&flights, "k"));
+        assert!(flights.0.lock().is_ok_and(|table| table.is_empty()), "nothing stays behind");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_request_that_vanishes_leaves_the_key_free() {
+        let flights = Arc::new(Flights::default());
+        let first = lead(&flights, "k");
+        let flight = follow(&flights, "k");
+        drop(first);
+        assert_eq!(flight.follow(Fingerprint([1; 32]), soon(), 1).await, Seen::Landed(Landed::Free));
+        drop(lead(&flights, "k"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_is_bounded_in_time_and_in_number() {
+        let flights = Arc::new(Flights::default());
+        let _first = lead(&flights, "k");
+        let flight = follow(&flights, "k");
+        assert_eq!(flight.follow(Fingerprint([1; 32]), soon(), 1).await, Seen::Busy, "after the time");
+        let first_waiter = flight.follow(Fingerprint([1; 32]), soon(), 1);
+        let (waited, refused) = tokio::join!(first_waiter, async {
+            let before = Instant::now();
+            (flight.follow(Fingerprint([1; 32]), soon(), 1).await, before.elapsed())
+        });
+        assert_eq!((waited, refused), (Seen::Busy, (Seen::Busy, Duration::ZERO)), "the second at once");
+        assert_eq!(flight.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_request_is_a_conflict_only_once_the_first_has_its_claim() {
+        let flights = Arc::new(Flights::default());
+        let first = lead(&flights, "k");
+        let flight = follow(&flights, "k");
+        let other = Fingerprint([2; 32]);
+        assert!(!flight.conflicts_with(other), "the first may be the wrong one");
+        let (seen, ()) = tokio::join!(flight.follow(other, soon(), 1), async {
+            tokio::task::yield_now().await;
+            first.runs();
+        });
+        assert_eq!(seen, Seen::OtherRuns);
+        assert!(flight.conflicts_with(other) && !flight.conflicts_with(Fingerprint([1; 32])));
+    }
+}
