@@ -11,6 +11,7 @@ mod tls;
 use tokio::sync::mpsc;
 
 use config::{ConfigError, ConfigSource};
+pub use tls::TlsError;
 
 /// Why the gateway does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +20,9 @@ pub enum Error {
     /// It is told something that cannot be.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Certificates or keys do not fit.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// It cannot yet.
     #[error("this version has no gateway")]
     Absent,
