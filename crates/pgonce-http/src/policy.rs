@@ -147,6 +147,8 @@ impl Policy {
     #[must_use]
     pub fn is_outcome(&self, status: StatusCode) -> bool {
         !matches!(status.as_u16(), 408 | 425 | 429)
-            && (status.is_success() || status.is_redirection() || (status.is_client_error() && self.store_client_errors))
+            && (status.is_success()
+                || status.is_redirection()
+                || (status.is_client_error() && self.store_client_errors))
     }
 }
