@@ -153,6 +153,18 @@ async fn a_dead_redis_is_a_miss_and_is_used_again_when_it_is_back() {
 }
 
 #[tokio::test]
+async fn a_connection_that_was_cut_costs_one_request() {
+    let (mut server, counts) = (RedisServer::start(), Counts::new());
+    let caches = caches(settings(&server));
+    put(&caches, &counts, replay(Some(HOUR))).await;
+    server.start_again();
+    for _ in 0..3 {
+        assert!(get(&caches).await.is_none());
+    }
+    assert_eq!((counts.reads("error"), counts.reads("miss")), (1, 2));
+}
+
+#[tokio::test]
 async fn a_redis_that_was_never_there_is_no_error_at_the_start() {
     let (mut server, counts) = (RedisServer::start(), Counts::new());
     server.kill();

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Where the proxy cuts the next connection that sends COMMIT.
+/// Where the proxy cuts the next connection that sends COMMIT, or a statement that commits by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Cut {
@@ -17,6 +17,10 @@ pub enum Cut {
     BeforeCommit = 1,
     /// COMMIT arrives and is carried out; only its answer is lost.
     AnswerOfCommit = 2,
+    /// The next prepared statement does not arrive at the server.
+    BeforeStatement = 3,
+    /// It arrives and is carried out; only its answer is lost.
+    AnswerOfStatement = 4,
 }
 
 /// A proxy before PostgreSQL, on loopback, armed with one cut at a time.
@@ -85,6 +89,7 @@ async fn to_server(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, armed:
     if server.write_all(&startup).await.is_err() {
         return;
     }
+    let mut executes = false;
     loop {
         let Ok(kind) = client.read_u8().await else { return };
         let Ok(length) = client.read_u32().await else { return };
@@ -93,8 +98,19 @@ async fn to_server(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, armed:
             return;
         }
         let commit = kind == b'Q' && body == b"COMMIT\0";
-        let cut = if commit { armed.swap(Cut::Never as u8, Ordering::SeqCst) } else { Cut::Never as u8 };
-        if cut == Cut::BeforeCommit as u8 {
+        executes |= kind == b'E';
+        // A statement is whole at its Sync; one that was only prepared does not count.
+        let statement = kind == b'S' && std::mem::take(&mut executes);
+        let meant: &[Cut] = match (commit, statement) {
+            (true, _) => &[Cut::BeforeCommit, Cut::AnswerOfCommit],
+            (_, true) => &[Cut::BeforeStatement, Cut::AnswerOfStatement],
+            _ => &[],
+        };
+        let cut = meant
+            .iter()
+            .map(|cut| *cut as u8)
+            .find(|cut| armed.compare_exchange(*cut, Cut::Never as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok());
+        if cut == Some(Cut::BeforeCommit as u8) || cut == Some(Cut::BeforeStatement as u8) {
             fired.fetch_add(1, Ordering::SeqCst);
             return;
         }
@@ -104,7 +120,7 @@ async fn to_server(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, armed:
         if server.write_all(&message).await.is_err() {
             return;
         }
-        if cut == Cut::AnswerOfCommit as u8 {
+        if cut.is_some() {
             fired.fetch_add(1, Ordering::SeqCst);
             // The client is cut off at once; the server keeps its side until it has read what was sent.
             tokio::spawn(async move {

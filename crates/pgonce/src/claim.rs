@@ -272,6 +272,20 @@ pub(crate) fn release_parameters<'a>(name: &'a IntentName, claim_id: &'a Uuid) -
     [(&name.scope, Type::TEXT), (&name.key, Type::TEXT), (claim_id, Type::UUID), (&name.tenant, Type::TEXT)]
 }
 
+pub(crate) fn resolve_parameters<'a>(
+    name: &'a IntentName,
+    claim_id: &'a Uuid,
+    wait: &'a String,
+) -> [(&'a (dyn ToSql + Sync), Type); 5] {
+    [
+        (&name.scope, Type::TEXT),
+        (&name.key, Type::TEXT),
+        (claim_id, Type::UUID),
+        (wait, Type::TEXT),
+        (&name.tenant, Type::TEXT),
+    ]
+}
+
 impl Claim {
     /// From what the database answered.
     pub(crate) fn read(name: IntentName, row: ClaimRow) -> Result<Self, Error> {

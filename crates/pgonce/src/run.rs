@@ -9,7 +9,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
-use crate::claim::{Answer, Claim, ClaimWire, Mode, interval};
+use crate::claim::{Answer, Claim, ClaimWire, Mode, interval, resolve_parameters};
 use crate::direct::{Policy, claim_parameters, read_claim};
 use crate::error::Failure;
 use crate::outcome::{Answered, Decision, Outcome, as_json, from_json};
@@ -268,14 +268,7 @@ impl Intent<'_> {
     pub(crate) async fn ask_row(&self, claim_id: Uuid, wait: Duration) -> Result<Option<bool>, Error> {
         let connection = self.once().connection().await?;
         let wait = interval(wait.clamp(Duration::from_millis(1), Duration::from_secs(5)));
-        let name = self.name();
-        let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
-            (&name.scope, Type::TEXT),
-            (&name.key, Type::TEXT),
-            (&claim_id, Type::UUID),
-            (&wait, Type::TEXT),
-            (&name.tenant, Type::TEXT),
-        ];
+        let parameters = resolve_parameters(self.name(), &claim_id, &wait);
         connection.expect_no_warning();
         let committed = connection.call(Call::Resolve, &parameters).await?.try_get(0)?;
         // Where a synchronous standby is declared, asking commits a lock on the row, and so waits for the

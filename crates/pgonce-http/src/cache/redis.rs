@@ -140,8 +140,6 @@ struct Shared {
     envelopes: Envelopes,
     circuit: Circuit,
     link: watch::Sender<Link>,
-    /// Up to which generation connections are not to be used any more.
-    broken: watch::Sender<u64>,
 }
 
 impl std::fmt::Debug for Redis {
@@ -169,7 +167,6 @@ impl Redis {
             lifetime_max,
             circuit: Circuit::new(),
             link: watch::Sender::new(Link::Connecting),
-            broken: watch::Sender::new(0),
         });
         if shared.settings.secret.is_none() {
             tracing::warn!("the Redis cache has no secret: whoever can write to that Redis can forge answers");
@@ -227,13 +224,13 @@ impl Shared {
     async fn read(&self, id: &Id) -> Result<(Replay, Instant), Nothing> {
         // Before the question: what Redis says of the time left was true later.
         let now = Instant::now();
-        let limit = self.settings.value_bytes_max;
-        // No more of the value than we would believe, and its time to live before and after: somebody may write in
-        // between, and the shorter one is true of either value. MULTI would do, but a full Redis refuses it.
+        // No more of the value than we would write: the MAC of a longer one does not verify. Its time to live before
+        // and after: somebody may write in between, and the shorter one is true of either value. MULTI would do, but
+        // a full Redis refuses it.
         let mut pipe = redis::pipe();
-        let key = self.key(id);
+        let (key, last_byte) = (self.key(id), self.settings.value_bytes_max.saturating_sub(1));
         pipe.ignore_errors();
-        pipe.cmd("PTTL").arg(&key).cmd("GETRANGE").arg(&key).arg(0).arg(limit).cmd("PTTL").arg(&key);
+        pipe.cmd("PTTL").arg(&key).cmd("GETRANGE").arg(&key).arg(0).arg(last_byte).cmd("PTTL").arg(&key);
         let ask = async |mut connection: MultiplexedConnection| {
             let answer: Vec<Value> = pipe.query_async(&mut connection).await?;
             self.believe(id, &answer, now)
@@ -256,9 +253,6 @@ impl Shared {
             -2 | 0 => return Err(Nothing::Miss),
             ttl => Duration::from_millis(u64::try_from(ttl).map_err(|_| Nothing::Invalid)?),
         };
-        if value.len() > self.settings.value_bytes_max {
-            return Err(Nothing::Invalid);
-        }
         let replay = self.envelopes.read(id, value, now, ttl).ok_or(Nothing::Invalid)?;
         Ok((replay, now + ttl.min(self.lifetime_max)))
     }
@@ -286,11 +280,7 @@ impl Shared {
                 if let Some(generation) = used
                     && (open || matches!(failure, Nothing::Error { cut: true, .. }))
                 {
-                    self.broken.send_if_modified(|broken| {
-                        let newer = *broken < generation;
-                        *broken = generation.max(*broken);
-                        newer
-                    });
+                    self.give_up(generation);
                 }
                 self.warn(failure);
             }
@@ -302,6 +292,17 @@ impl Shared {
             Ok(_) | Err(Nothing::Miss | Nothing::Skipped) => self.circuit.succeeded(),
         }
         outcome
+    }
+
+    /// Nobody uses this connection any more, and another one is made.
+    fn give_up(&self, broken: u64) {
+        self.link.send_if_modified(|link| {
+            let ours = matches!(link, Link::Up { generation, .. } if *generation == broken);
+            if ours {
+                *link = Link::Connecting;
+            }
+            ours
+        });
     }
 
     async fn connection(&self) -> Result<(MultiplexedConnection, u64), Nothing> {
@@ -351,7 +352,7 @@ impl Shared {
 async fn keep_connected(shared: Arc<Shared>, client: Client) {
     // The timeouts are our own: they are for the whole of an attempt.
     let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    let mut broken = shared.broken.subscribe();
+    let mut link = shared.link.subscribe();
     let mut pause = RECONNECT.0;
     for generation in 1.. {
         let connected = timeout(CONNECT_MAX, client.get_multiplexed_async_connection_with_config(&config)).await;
@@ -359,8 +360,7 @@ async fn keep_connected(shared: Arc<Shared>, client: Client) {
             Ok(Ok(connection)) => {
                 pause = RECONNECT.0;
                 shared.link.send_replace(Link::Up { connection, generation });
-                let _ = broken.wait_for(|broken| *broken >= generation).await;
-                shared.link.send_replace(Link::Connecting);
+                let _ = link.wait_for(|link| !matches!(link, Link::Up { .. })).await;
                 continue;
             }
             Ok(Err(error)) => Nothing::from(error),

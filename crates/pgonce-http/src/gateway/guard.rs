@@ -92,27 +92,31 @@ impl Gateway {
         self: &Arc<Self>,
         live: Arc<Live>,
         route: Arc<Route>,
-        mut request: Request<Incoming>,
+        request: Request<Incoming>,
         peer: Arc<Peer>,
     ) -> Result<Response<Body>, Problem> {
         let policy = &route.policy;
         if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
             return live.upstream.pass(request, &peer).await;
         }
-        let tenant = live.tenant_of(request.headers(), &peer).await?;
+        let sent = match (&live.regions, parse_key(request.headers(), &policy.header, policy.syntax)) {
+            (Some(regions), Ok(Some(key))) => regions.sent_for(request.headers(), &policy.scope, &key),
+            _ => None,
+        };
+        let tenant = match &sent {
+            Some(tenant) => tenant.clone(),
+            None => live.tenant_of(request.headers(), &peer).await?,
+        };
         let key = parse_key(request.headers(), &policy.header, policy.syntax).map_err(Problem::KeyMalformed)?;
         let key = key.ok_or(Problem::KeyMissing)?;
         let permit = self.admission.admit(&tenant, self.batcher.queue_wait())?;
         if let Some(regions) = &live.regions
-            && let Some(home) = regions.away(request.headers_mut(), &tenant, &policy.scope, &key)?
+            && let Some(home) = regions.away(sent.is_some(), &tenant, &policy.scope, &key)?
         {
             return home.forward(request, &peer).await;
         }
-        let peer = match live.regions.as_ref().is_some_and(|regions| regions.is_forwarded(request.headers())) {
-            // The gateway that forwarded it knows whose it is.
-            true => Arc::new(Peer { trusted: true, ..(*peer).clone() }),
-            false => peer,
-        };
+        // A gateway of ours has said where the request came from.
+        let peer = if sent.is_some() { Arc::new(Peer { trusted: true, ..(*peer).clone() }) } else { peer };
         let (head, body) = request.into_parts();
         let body = whole_body(body, policy).await?;
         let fingerprint = request_fingerprint(&policy.fingerprint, &head.method, &head.uri, &head.headers, &body);

@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 
 use super::body::Body;
 use super::config::{RegionsConfig, UpstreamConfig};
-use super::headers::strip_hop_by_hop;
+use super::headers::{TENANT, strip_hop_by_hop};
 use super::regions::{HOP, Regions};
 use super::upstream::{Lost, Peer, Upstream};
 use crate::problem::Problem;
@@ -27,6 +27,7 @@ pub(super) struct Homes {
 pub(super) struct Home<'a> {
     gateway: &'a Upstream,
     hop: HeaderValue,
+    tenant: HeaderValue,
 }
 
 impl Homes {
@@ -44,33 +45,25 @@ impl Homes {
         Ok(Self { regions: Regions::new(config).ok_or("the regions' secret cannot be used")?, gateways })
     }
 
-    /// Whether another gateway has sent it. Says nothing about whether it may: see [`Homes::away`].
-    pub(super) fn is_forwarded(&self, headers: &HeaderMap) -> bool {
-        headers.contains_key(HOP)
+    /// The tenant of a request that another of our gateways has sent here, by its signed word. What it learned
+    /// from the client's certificate cannot be seen from here.
+    pub(super) fn sent_for(&self, headers: &HeaderMap, scope: &str, key: &str) -> Option<String> {
+        let (hop, tenant) = (headers.get(HOP)?, headers.get(TENANT)?.to_str().ok()?);
+        self.regions.is_hop(hop, tenant, scope, key, SystemTime::now()).then(|| tenant.to_owned())
     }
 
-    /// Where the request belongs, if not here. One that was forwarded here goes no further: two gateways that
-    /// disagree about a key's home must not send it around, and must not both run it.
-    pub(super) fn away(
-        &self,
-        headers: &mut HeaderMap,
-        tenant: &str,
-        scope: &str,
-        key: &str,
-    ) -> Result<Option<Home<'_>>, Problem> {
-        let now = SystemTime::now();
-        let sent = headers.get(HOP).is_some_and(|hop| self.regions.is_hop(hop, tenant, scope, key, now));
-        if !sent {
-            headers.remove(HOP); // a client's invention
-        }
+    /// Where the request belongs, if not here. One that was sent here goes no further: two gateways that disagree
+    /// about a key's home must not send it around, and must not both run it.
+    pub(super) fn away(&self, sent: bool, tenant: &str, scope: &str, key: &str) -> Result<Option<Home<'_>>, Problem> {
         let Some(home) = self.regions.home(tenant, scope, key) else { return Ok(None) };
         if sent {
             tracing::error!(home = %home.name, "another gateway takes this one for a key's home: the regions differ");
             return Err(Problem::HomeAway);
         }
-        let hop = self.regions.hop(home, tenant, scope, key, now).ok_or(Problem::Internal)?;
+        let hop = self.regions.hop(home, tenant, scope, key, SystemTime::now()).ok_or(Problem::Internal)?;
         let gateway = self.gateways.get(&home.name).ok_or(Problem::HomeAway)?;
-        Ok(Some(Home { gateway, hop }))
+        let tenant = HeaderValue::try_from(tenant).map_err(|_| Problem::TenantRefused)?;
+        Ok(Some(Home { gateway, hop, tenant }))
     }
 }
 
@@ -79,6 +72,7 @@ impl Home<'_> {
     pub(super) async fn forward(self, mut request: Request<Incoming>, peer: &Peer) -> Result<Response<Body>, Problem> {
         self.gateway.address(&mut request, peer)?;
         request.headers_mut().insert(HOP, self.hop);
+        request.headers_mut().insert(TENANT, self.tenant);
         let sent = self.gateway.send(request.map(Body::Streaming)).await;
         let mut response = sent.map_err(|lost| match lost {
             Lost::NotSent => Problem::HomeAway,

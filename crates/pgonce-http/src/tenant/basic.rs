@@ -216,9 +216,8 @@ mod tests {
         });
         let meanwhile = async {
             assert_eq!(of(&users, b"acme:open sesame").await.unwrap(), "acme");
-            while busy.load(Ordering::Acquire) < 200 - WAITING_MAX {
-                tokio::task::yield_now().await;
-            }
+            let refused = async || busy.load(Ordering::Acquire) == 200 - WAITING_MAX;
+            pgonce_testkit::eventually("all but those who may wait are refused", refused).await;
             drop(turns);
         };
         tokio::join!(join_all(flood), meanwhile);

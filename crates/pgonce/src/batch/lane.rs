@@ -52,7 +52,13 @@ impl<J: Job> Lane<J> {
     pub(super) fn push(&self, job: J) -> Result<(), J> {
         let mut state = self.state();
         if state.waiting.len() >= self.jobs_max {
-            return Err(job);
+            // Who has left makes room; the oldest leave first.
+            while state.waiting.front().is_some_and(J::is_over) {
+                state.waiting.pop_front();
+            }
+            if state.waiting.len() >= self.jobs_max {
+                return Err(job);
+            }
         }
         state.waiting.push_back(job);
         drop(state);

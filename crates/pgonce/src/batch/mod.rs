@@ -20,13 +20,13 @@ use tokio::sync::oneshot;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use crate::claim::{Answer, Claim, IntentName, release_parameters};
+use crate::claim::{Answer, Claim, IntentName, interval, release_parameters, resolve_parameters};
 use crate::observe::{self, Tally};
 use crate::pool::{Connector, Manager, Pool, Pooled};
 use crate::retry::{Budget, RetryPolicy};
 use crate::settings::Settings;
 use crate::sql::Call;
-use crate::sqlstate::{Verdict, verdict_of};
+use crate::sqlstate::{Verdict, is_disconnect, verdict_of};
 use crate::{Error, migrate, once};
 
 use asks::Ask;
@@ -150,7 +150,10 @@ impl Batcher {
         let (config, tls, pgbouncer) = settings.resolve()?;
         let manager = Arc::new(Manager { config, tls: Connector(tls), pgbouncer });
         let side = side_pool(&settings)?;
-        let connection = get(&side).await?;
+        let connection = side.get().await.map_err(|error| match error {
+            PoolError::Backend(error) => Error::Database(error),
+            error => Error::Away { reason: error.to_string() },
+        })?;
         migrate::check(&connection.client).await?;
         drop(connection);
         let core = Arc::new(Core {
@@ -242,8 +245,8 @@ impl Batcher {
     /// Records a failure under the claim's fence: nothing was done.
     ///
     /// # Errors
-    /// `Error::LeaseLost` where the claim is not the current one: also where an earlier sending of this very
-    /// failure got through and its answer was lost.
+    /// `Error::LeaseLost` where the claim is not the current one; `Error::Away` and others that are retryable
+    /// where the database did not say in time: the failure may or may not be recorded.
     pub async fn fail(
         &self,
         name: &IntentName,
@@ -261,7 +264,11 @@ impl Batcher {
             (&message, Type::TEXT),
             (&name.tenant, Type::TEXT),
         ];
-        self.single(Call::Fail, &parameters).await?;
+        match self.single(Call::Fail, &parameters).await {
+            // An earlier sending got through: the row is not processing any more, and says whose it is.
+            (Err(Error::LeaseLost), true) if self.is_settled(name, &claim_id).await? => {}
+            (told, _) => _ = told?,
+        }
         observe::settled(&name.scope, if retryable { "failed_retryable" } else { "failed_final" });
         Ok(())
     }
@@ -271,7 +278,8 @@ impl Batcher {
     /// used up), `uncertain`; `succeeded` where the probe, or the work's own transaction, says so.
     ///
     /// # Errors
-    /// As [`Batcher::fail`].
+    /// As [`Batcher::fail`]. `Error::LeaseLost` also where an earlier sending got through and its answer was
+    /// lost: the claim is over either way, and [`Batcher::peek`] tells what became of the intent.
     pub async fn doubt(&self, name: &IntentName, claim_id: Uuid, code: &str, message: &str) -> Result<String, Error> {
         let parameters: [(&(dyn ToSql + Sync), Type); 6] = [
             (&name.scope, Type::TEXT),
@@ -281,7 +289,7 @@ impl Batcher {
             (&message, Type::TEXT),
             (&name.tenant, Type::TEXT),
         ];
-        let status: String = self.single(Call::Doubt, &parameters).await?.try_get(0)?;
+        let status: String = self.single(Call::Doubt, &parameters).await.0?.try_get(0)?;
         observe::doubted(&name.scope, &status);
         Ok(status)
     }
@@ -291,8 +299,10 @@ impl Batcher {
     /// # Errors
     /// As [`Batcher::fail`].
     pub async fn release(&self, name: &IntentName, claim_id: Uuid) -> Result<(), Error> {
-        self.single(Call::Release, &release_parameters(name, &claim_id)).await?;
-        Ok(())
+        match self.single(Call::Release, &release_parameters(name, &claim_id)).await {
+            (Err(Error::LeaseLost), true) => Ok(()), // given back by an earlier sending, or lost: not held either way
+            (told, _) => told.map(|_| ()),
+        }
     }
 
     /// Decides about an intent that is uncertain, as an operator would, with the evidence of a probe. Needs the
@@ -319,7 +329,7 @@ impl Batcher {
             (&answer.body, Type::BYTEA),
             (&name.tenant, Type::TEXT),
         ];
-        self.single(Call::Settle, &parameters).await?;
+        self.single(Call::Settle, &parameters).await.0?;
         Ok(())
     }
 
@@ -328,16 +338,24 @@ impl Batcher {
     /// # Errors
     /// `Error::Database` with P4020 for a policy that cannot be.
     pub async fn define_scope(&self, scope: &str, policy: &serde_json::Value) -> Result<(), Error> {
-        self.single(Call::DefineScope, &[(&scope, Type::TEXT), (policy, Type::JSONB)]).await?;
+        self.single(Call::DefineScope, &[(&scope, Type::TEXT), (policy, Type::JSONB)]).await.0?;
         Ok(())
     }
 
-    /// A call that goes alone, tried again until the deadline.
+    /// Whether an outcome is recorded under the claim.
+    async fn is_settled(&self, name: &IntentName, claim_id: &Uuid) -> Result<bool, Error> {
+        let wait = interval(SIDE_LOCK_TIMEOUT);
+        let row = self.single(Call::Resolve, &resolve_parameters(name, claim_id, &wait)).await.0?;
+        Ok(row.try_get::<_, Option<bool>>(0)?.unwrap_or(false))
+    }
+
+    /// A call that goes alone, tried again until the deadline. Also told: whether an earlier sending may have
+    /// got through.
     async fn single(
         &self,
         call: Call,
         parameters: &[(&(dyn ToSql + Sync), Type)],
-    ) -> Result<tokio_postgres::Row, Error> {
+    ) -> (Result<tokio_postgres::Row, Error>, bool) {
         let policy = RetryPolicy {
             attempts_max: u32::MAX,
             deadline: self.0.core.batch.deadline,
@@ -345,21 +363,24 @@ impl Batcher {
             ..RetryPolicy::default()
         };
         let mut budget = Budget::new(&policy);
+        let mut sent_before = false;
         loop {
             let error = match get(&self.0.core.side).await {
                 Ok(connection) => match connection.call(call, parameters).await {
-                    Ok(row) => return Ok(row),
+                    Ok(row) => return (Ok(row), sent_before),
                     // Fenced: sent twice it does what it does once.
-                    Err(error) => match verdict_of(&error) {
-                        Verdict::Again | Verdict::Later | Verdict::InDoubt => Error::from(error),
-                        _ => return Err(error.into()),
-                    },
+                    Err(error) => {
+                        sent_before |= is_disconnect(&error);
+                        match verdict_of(&error) {
+                            Verdict::Again | Verdict::Later | Verdict::InDoubt => Error::from(error),
+                            _ => return (Err(error.into()), sent_before),
+                        }
+                    }
                 },
-                Err(error) if error.is_retryable() => error,
-                Err(error) => return Err(error),
+                Err(error) => error,
             };
             if !budget.pause(None).await {
-                return Err(error);
+                return (Err(error), sent_before);
             }
         }
     }
@@ -405,10 +426,11 @@ fn side_pool(settings: &Settings) -> Result<Pool, Error> {
 }
 
 async fn get(pool: &Pool) -> Result<Pooled, Error> {
-    pool.get().await.map_err(|error| match error {
-        PoolError::Backend(error) => Error::Database(error),
-        PoolError::Timeout(_) => Error::Away { reason: "no connection in time".into() },
-        error => Error::Invalid(format!("the pool is unusable: {error}")),
+    pool.get().await.map_err(|error| Error::Away {
+        reason: match error {
+            PoolError::Backend(error) => crate::error::describe(&error),
+            error => error.to_string(),
+        },
     })
 }
 

@@ -3,11 +3,10 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use crate::Error;
-use crate::claim::{IntentName, interval, release_parameters};
+use crate::claim::{IntentName, interval, release_parameters, resolve_parameters};
 use crate::pool::Pool;
 use crate::sql::Call;
 
@@ -73,13 +72,7 @@ impl Orphan {
     async fn try_once(&self, side: &Pool) -> Result<bool, Error> {
         let connection = get(side).await?;
         let wait = interval(Duration::from_secs(1));
-        let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
-            (&self.name.scope, Type::TEXT),
-            (&self.name.key, Type::TEXT),
-            (&self.claim_id, Type::UUID),
-            (&wait, Type::TEXT),
-            (&self.name.tenant, Type::TEXT),
-        ];
+        let parameters = resolve_parameters(&self.name, &self.claim_id, &wait);
         let settled: Option<bool> = connection.call(Call::Resolve, &parameters).await?.try_get(0)?;
         if settled.is_some() {
             return Ok(false); // it was never made, or is somebody else's by now

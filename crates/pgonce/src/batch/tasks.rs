@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join3;
 use tokio::sync::oneshot;
-use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use crate::claim::{Answer, IntentName, interval};
+use crate::claim::{Answer, IntentName, interval, resolve_parameters};
 use crate::pool::Connection;
 use crate::sql::Call;
 use crate::{Error, observe};
@@ -268,14 +267,7 @@ async fn ask_row(core: Arc<Core>, completion: Completion) {
     let reason = "the connection was lost while completing";
     loop {
         let asked = async {
-            let name = &completion.name;
-            let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
-                (&name.scope, Type::TEXT),
-                (&name.key, Type::TEXT),
-                (&completion.claim_id, Type::UUID),
-                (&wait, Type::TEXT),
-                (&name.tenant, Type::TEXT),
-            ];
+            let parameters = resolve_parameters(&completion.name, &completion.claim_id, &wait);
             let connection = get(&core.side).await?;
             Ok::<Option<bool>, Error>(connection.call(Call::Resolve, &parameters).await?.try_get(0)?)
         };

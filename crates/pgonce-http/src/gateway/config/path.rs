@@ -335,8 +335,14 @@ mod tests {
 
     /// Routes as a careless file has them; 0 is off, 1 optional, 2 required.
     fn chosen(path: &str) -> &'static str {
-        const ROUTES: [(&str, u8); 5] =
-            [("/public/*", 0), ("/payments/*", 2), ("/orders", 2), ("/files/{name}", 0), ("*", 1)];
+        const ROUTES: [(&str, u8); 6] = [
+            ("/public/*", 0),
+            ("/payments/*", 2),
+            ("/orders", 2),
+            ("/files/{name}", 0),
+            ("/refunds/{id}", 2),
+            ("*", 1),
+        ];
         let patterns: Vec<_> = ROUTES.iter().map(|(text, _)| PathPattern::parse(text).unwrap()).collect();
         choose(patterns.iter(), |place| ROUTES[place].1, path).map_or("none", |place| ROUTES[place].0)
     }
@@ -371,6 +377,11 @@ mod tests {
         for path in ["/orders/", "/orders//", "//orders", "/%6frders", "/orders;v=1", "/orders%2f"] {
             assert_eq!(chosen(path), "/orders", "{path}");
         }
+    }
+
+    #[test]
+    fn an_escaped_slash_may_stay_in_its_segment() {
+        assert_eq!(chosen("/%72efunds/a%2Fb"), "/refunds/{id}");
     }
 
     #[test]
