@@ -193,7 +193,7 @@ pub async fn killed(child: &mut Child) {
 }
 
 /// What a process said on stderr, told when the test fails.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Said {
     who: &'static str,
     lines: Arc<Mutex<Vec<String>>>,

@@ -11,6 +11,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
+use futures_util::StreamExt as _;
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -56,7 +57,7 @@ struct Inner {
     options: Options,
     idle: Mutex<Vec<Client>>,
     requests: AtomicUsize,
-    /// Requests to /slow wait until it is open.
+    /// Requests to /slow, and the ends of responses to /long, wait until it is open.
     gate: watch::Sender<bool>,
     waiting: watch::Sender<usize>,
 }
@@ -89,8 +90,8 @@ impl Service {
         self.state.requests.load(Ordering::SeqCst)
     }
 
-    /// Until so many requests to /slow have arrived.
-    pub async fn slow_arrived(&self, count: usize) {
+    /// Until so many are at the gate.
+    pub async fn at_gate(&self, count: usize) {
         self.state.waiting.subscribe().wait_for(|waiting| *waiting >= count).await.unwrap();
     }
 
@@ -122,6 +123,11 @@ impl Inner {
         Ok(())
     }
 
+    async fn gate(&self) {
+        self.waiting.send_modify(|waiting| *waiting += 1);
+        self.gate.subscribe().wait_for(|open| *open).await.unwrap();
+    }
+
     /// The process ends here, if that was asked for and has not happened.
     fn dies_at(&self, point: &str) -> bool {
         self.options.die_at.as_ref().is_some_and(|(at, mark)| at == point && !mark.exists())
@@ -148,8 +154,7 @@ async fn serve(State(state): State<Arc<Inner>>, request: Request) -> Response {
     }
     let number = state.requests.fetch_add(1, Ordering::SeqCst) + 1;
     if head.uri.path() == "/slow" {
-        state.waiting.send_modify(|waiting| *waiting += 1);
-        state.gate.subscribe().wait_for(|open| *open).await.unwrap();
+        state.gate().await;
     }
     if state.dies_at("before_effect") {
         state.die();
@@ -167,22 +172,21 @@ async fn serve(State(state): State<Arc<Inner>>, request: Request) -> Response {
     if !long {
         return (StatusCode::CREATED, answer).into_response();
     }
-    let length = LONG + answer.len();
-    let pieces = futures_util::stream::unfold(Some((state, answer)), |rest| async move {
-        let (state, answer) = rest?;
-        if answer.is_empty() {
-            return None;
+    let (path, length) = (head.uri.path().to_owned(), LONG + answer.len());
+    let is_long = path.starts_with("/long");
+    let end = async move {
+        if is_long {
+            state.gate().await;
         }
-        if answer.starts_with('.') {
-            if state.dies_at("in_answer") {
-                state.die();
-            }
-            return Some((Ok::<_, std::io::Error>(answer[1..].to_owned()), Some((state, String::new()))));
+        if state.dies_at("in_answer") {
+            state.die();
         }
-        Some((Ok("x".repeat(LONG)), Some((state, format!(".{answer}")))))
-    });
-    let mut response = (StatusCode::CREATED, Body::from_stream(pieces)).into_response();
-    if head.uri.path() == "/long/length" {
+        Ok::<_, std::io::Error>(answer)
+    };
+    let begin = futures_util::stream::iter([Ok("x".repeat(LONG))]);
+    let body = Body::from_stream(begin.chain(futures_util::stream::once(end)));
+    let mut response = (StatusCode::CREATED, body).into_response();
+    if path == "/long/length" {
         response.headers_mut().insert("content-length", length.into());
     }
     response
@@ -217,6 +221,11 @@ impl Process {
     /// Waits for the end that it was asked for.
     pub async fn died(mut self) {
         crate::rig::killed(&mut self.child).await;
+    }
+
+    /// Ends it, and its port is free.
+    pub async fn kill(mut self) {
+        self.child.kill().await.unwrap();
     }
 }
 
