@@ -144,11 +144,6 @@ impl Book {
         }
         assert!(found.is_empty(), "{found:#?}");
     }
-
-    /// How many attempts there were.
-    pub fn attempts(&self) -> usize {
-        self.count.load(Ordering::SeqCst)
-    }
 }
 
 /// What the judgement needs in the database: which attempt made an effect, and a witness of every change of a row.

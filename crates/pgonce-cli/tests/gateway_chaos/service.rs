@@ -195,7 +195,6 @@ async fn serve(State(state): State<Arc<Inner>>, request: Request) -> Response {
 /// A service in a process of its own.
 #[derive(Debug)]
 pub struct Process {
-    pub address: SocketAddr,
     child: Child,
     _said: Said,
 }
@@ -214,8 +213,8 @@ impl Process {
         }
         let said = Said::new("service");
         let mut child = spawn(command);
-        let ready = said.until_ready(child.stderr.take().unwrap()).await;
-        Self { address: ready.parse().unwrap(), child, _said: said }
+        said.until_ready(child.stderr.take().unwrap()).await;
+        Self { child, _said: said }
     }
 
     /// Waits for the end that it was asked for.
