@@ -117,7 +117,7 @@ async fn nobody_has_the_whole_of_an_answer_that_is_not_stored() {
         let rig = Rig::new().await;
         let service = rig.service(Options::default()).await;
         let config = Config::new(service.address, "lease = \"2s\"");
-        let (mut first, second) = (rig.gateway(&config).await, rig.gateway(&config).await);
+        let mut first = rig.gateway(&config).await;
         let order = Order { path, ..Order::new("k") };
         let address = first.address.clone();
         let kill = async {
@@ -131,9 +131,17 @@ async fn nobody_has_the_whole_of_an_answer_that_is_not_stored() {
             .await;
             first.signal("-KILL").await;
             first.killed().await;
+            // What it had sent is carried out even so: held until its backends have noticed.
+            eventually("its backends are gone", async || {
+                let sql = "SELECT count(*) = 0 FROM pg_stat_activity
+                           WHERE datname = current_database() AND application_name = 'pgonce'";
+                holder.query_one(sql, &[]).await.unwrap().get(0)
+            })
+            .await;
         };
         let (told, ()) = tokio::join!(rig.book.attempt(&address, &order), kill);
         assert!(matches!(&told, Told::Cut(why) if !why.ends_with(" 0 bytes")), "{path}: {told:?}");
+        let second = rig.gateway(&config).await;
         let told = rig.book.until_definite(&[&second.address], &order).await;
         assert_eq!(told.slug(), "uncertain", "{path}: the default is to hold");
         rig.settle("k").await;
@@ -217,6 +225,67 @@ async fn a_stopped_gateway_does_not_complete_another_ones_claim() {
     let again = rig.book.until_definite(&[&first.address, &second.address], &order).await;
     assert_eq!((&again.ok().body, rig.row("k").await), (body, row));
     rig.judge(&WAIVED_FOR_RERUN).await;
+}
+
+/// A service that takes longer than the lease keeps it: nobody takes over from a gateway that lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_service_does_not_lose_its_lease() {
+    let rig = Rig::new().await;
+    let service = rig.service(Options::default()).await;
+    let config = Config::new(service.address, RERUN);
+    let (first, second) = (rig.gateway(&config).await, rig.gateway(&config).await);
+    let order = Order { path: "/slow", ..Order::new("k") };
+    let wait = async {
+        service.at_gate(1).await;
+        let client = rig.client().await;
+        eventually("three leases pass", async || {
+            let told = rig.book.attempt(&second.address, &order).await;
+            assert_eq!(told.slug(), "in-progress", "{told:?}");
+            let sql = "SELECT once.clock() - created_at > interval '3 seconds' FROM once.intents WHERE key = 'k'";
+            client.query_one(sql, &[]).await.unwrap().get(0)
+        })
+        .await;
+        service.open_gate();
+    };
+    let (told, ()) = tokio::join!(rig.book.attempt(&first.address, &order), wait);
+    assert_eq!((told.ok().status, service.requests()), (201, 1));
+    rig.judge(&[]).await;
+}
+
+/// The database is away for longer than a lease while the service is at it. Nobody knows what the service does in
+/// the end, so nobody is told that it did nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_was_sent_is_never_told_to_be_not_done() {
+    let rig = Rig::new().await;
+    let service = rig.service(Options::default()).await;
+    let gateway = rig.gateway(&Config::new(service.address, HOLD)).await;
+    // From now on the service has its connection; the gateway loses all of its own.
+    assert_eq!(rig.book.attempt(&gateway.address, &Order::new("before")).await.ok().status, 201);
+    let (url, database) = rig.url.rsplit_once('/').unwrap();
+    let (admin, connection) = tokio_postgres::connect(&format!("{url}/postgres"), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let order = Order { path: "/slow", ..Order::new("k") };
+    let away = async {
+        service.at_gate(1).await;
+        let sql = format!(
+            "ALTER DATABASE {database} ALLOW_CONNECTIONS false; SELECT pg_terminate_backend(pid)
+             FROM pg_stat_activity WHERE datname = '{database}' AND application_name = 'pgonce'"
+        );
+        admin.batch_execute(&sql).await.unwrap();
+    };
+    let (told, ()) = tokio::join!(rig.book.attempt(&gateway.address, &order), away);
+    assert!(matches!(&told, Told::Problem { effect, .. } if effect == "unknown"), "{told:?}");
+    service.open_gate();
+    admin.batch_execute(&format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true")).await.unwrap();
+    let client = rig.client().await;
+    eventually("the service is done", async || {
+        client.query_one("SELECT count(*) = 2 FROM public.effect", &[]).await.unwrap().get(0)
+    })
+    .await;
+    assert_eq!(rig.book.until_definite(&[&gateway.address], &order).await.slug(), "uncertain");
+    rig.settle("k").await;
+    assert_eq!(rig.book.until_definite(&[&gateway.address], &order).await.ok().body, b"settled");
+    rig.judge(&[]).await;
 }
 
 async fn claim_of(rig: &Rig) -> (String, String) {

@@ -144,7 +144,12 @@ impl Inner {
     }
 }
 
+/// A request that has come is carried out, whether or not somebody still waits for the answer.
 async fn serve(State(state): State<Arc<Inner>>, request: Request) -> Response {
+    tokio::spawn(carry_out(state, request)).await.unwrap()
+}
+
+async fn carry_out(state: Arc<Inner>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     if to_bytes(body, usize::MAX).await.is_err() {
         return StatusCode::BAD_REQUEST.into_response();
