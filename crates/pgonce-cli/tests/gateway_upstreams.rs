@@ -133,13 +133,39 @@ async fn service_is_fenced_when_another_gateway_took_over(language: Language) {
     lock_waiters(&db, 2).await;
     held.let_go().await;
     let told = sending.await.unwrap();
+    rig.both_attempts_ended().await;
     rig.one_order_each(&told).await;
-    // Nothing hides what a rolled-back insert took from the sequence: there were two.
-    let inserts = "SELECT last_value FROM pg_sequences WHERE sequencename = 'gateway_orders_id_seq'";
-    eventually("both attempts come to their end", async || {
-        db.query_one(inserts, &[]).await.unwrap().get::<_, i64>(0) == 2
-    })
-    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gateway_sleeps_past_its_lease_before_python() {
+    gateway_sleeps_past_its_lease(Language::Python).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gateway_sleeps_past_its_lease_before_node() {
+    gateway_sleeps_past_its_lease(Language::Node).await;
+}
+
+/// The gateway is stopped while the service is at it; another one takes over. The first wakes to an answer under
+/// a claim that is over: what its client gets is the other's.
+async fn gateway_sleeps_past_its_lease(language: Language) {
+    let Some(world) = World::new(language).await else { return };
+    let (first, second) = (&world.clients[0], world.clients.last().unwrap());
+    let rig = world.rig(None, &[]).await;
+    let other = Gateway::start(&rig.db, &rig.service.url, &[]).await;
+    let held = rig.hold_inserts().await;
+    let waits = tokio::spawn(first.clone().send_to(rig.gateway.url.clone(), "slept", 1, 1));
+    let db = rig.db.client().await;
+    lock_waiters(&db, 1).await;
+    rig.gateway.signal("STOP").await;
+    let takes_over = tokio::spawn(second.clone().send_to(other.url.clone(), "slept", 1, 1));
+    lock_waiters(&db, 2).await;
+    held.let_go().await;
+    let mut told = takes_over.await.unwrap();
+    rig.gateway.signal("CONT").await;
+    told.extend(waits.await.unwrap());
+    rig.both_attempts_ended().await;
     rig.one_order_each(&told).await;
 }
 
@@ -312,7 +338,7 @@ impl World {
             command
         })
         .await;
-        let gateway = Gateway::start(&db, port, more).await;
+        let gateway = Gateway::start(&db, &service.url, more).await;
         Rig { db, service, gateway, dir }
     }
 
@@ -371,6 +397,15 @@ impl Rig {
         let keys: BTreeSet<&String> = told.iter().map(|answer| &answer.key).collect();
         assert!(orders.keys().eq(keys.iter().copied()) && stored.keys().eq(keys), "{orders:?}");
         assert!(orders.values().all(|count| *count == 1), "more than one order: {orders:?}");
+    }
+
+    /// Two inserts were made (a rollback does not give a sequence's number back), and no transaction is open.
+    async fn both_attempts_ended(&self) {
+        let client = self.db.client().await;
+        let sql = "SELECT (SELECT last_value = 2 FROM pg_sequences WHERE sequencename = 'gateway_orders_id_seq')
+            AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+                AND pid <> pg_backend_pid() AND xact_start IS NOT NULL)";
+        eventually("both attempts end", async || client.query_one(sql, &[]).await.unwrap().get(0)).await;
     }
 
     /// Until let go, the service gets as far as its INSERT, and waits there.
@@ -439,10 +474,9 @@ struct Gateway {
 }
 
 impl Gateway {
-    async fn start(db: &TestDb, upstream: u16, more: &[&str]) -> Self {
+    async fn start(db: &TestDb, upstream: &str, more: &[&str]) -> Self {
         let listen = format!("127.0.0.1:{}", free_port());
-        let upstream = format!("http://127.0.0.1:{upstream}");
-        let mut arguments = vec!["gateway", "--database-url", db.url(), "--listen", &listen, "--upstream", &upstream];
+        let mut arguments = vec!["gateway", "--database-url", db.url(), "--listen", &listen, "--upstream", upstream];
         // A service that commits its own outcome is safe to run again: an attempt whose claim is over cannot commit.
         arguments.extend(["--require-key", "--lease", "2s", "--stale", "rerun"]);
         arguments.extend(more);
@@ -463,6 +497,11 @@ impl Gateway {
 
     async fn kill_9(&mut self) {
         self.child.kill().await.unwrap();
+    }
+
+    async fn signal(&self, name: &str) {
+        let pid = self.child.id().unwrap().to_string();
+        finish(Command::new("kill").args(["-s", name, &pid]), READY_LIMIT).await;
     }
 
     async fn restart(&mut self) {
