@@ -14,8 +14,7 @@ use clap::Parser;
 /// Prints what a protected write costs against an unprotected one.
 #[derive(Debug, Parser)]
 pub struct Arguments {
-    /// Which scenarios: write, delay, replay, storm, cpu, cost, growth, http. All if none is named.
-    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth. All if none is named.
+    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, http. All if none is named.
     scenarios: Vec<String>,
     /// Seconds a contender runs in each round.
     #[arg(long, default_value_t = 3.0)]
