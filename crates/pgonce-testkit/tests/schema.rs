@@ -69,7 +69,8 @@ async fn flow(client: &Client, key: &str) {
     assert_eq!(kinds, ["new_claim", "new_claim"]);
     let renew = "SELECT verdict FROM once.renew_batch(ARRAY['', ''], ARRAY['flow', 'flow'], $1, $2)";
     assert_eq!(client.query(renew, &[&keys, &ids]).await.unwrap()[1].get::<_, &str>(0), "renewed");
-    let succeed = "SELECT verdict FROM once.succeed_batch(ARRAY[''], ARRAY['flow'], $1, $2, ARRAY[200], ARRAY['{}'::jsonb],
+    let succeed =
+        "SELECT verdict FROM once.succeed_batch(ARRAY[''], ARRAY['flow'], $1, $2, ARRAY[200], ARRAY['{}'::jsonb],
         ARRAY['x'::bytea], ARRAY[NULL::text], ARRAY[NULL::text])";
     let verdict = client.query_one(succeed, &[&&keys[..1], &&ids[..1]]).await.unwrap();
     assert_eq!(verdict.get::<_, &str>(0), "recorded");
