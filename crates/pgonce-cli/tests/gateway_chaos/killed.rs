@@ -44,8 +44,8 @@ async fn gateways_killed_at_each_point(
         assert_eq!(rig.status(point).await, if stored { "succeeded" } else { "processing" }, "{point}");
         let client = rig.client().await;
         let late = "SELECT date_part('epoch', once.clock() - locked_until) FROM once.intents WHERE key = $1";
-        let lease_left: Option<f64> = client.query_one(late, &[&point]).await.unwrap().get(0);
         let began = std::time::Instant::now();
+        let lease_left: Option<f64> = client.query_one(late, &[&point]).await.unwrap().get(0);
         let told = rig.book.until_definite(&[&second.address], &Order::new(point)).await;
         if let Some(before) = lease_left {
             // I8 is the witness's; this is I9.
@@ -122,20 +122,18 @@ async fn nobody_has_the_whole_of_an_answer_that_is_not_stored() {
         let address = first.address.clone();
         let kill = async {
             service.at_gate(1).await;
-            let holder = rig.client().await;
+            let (holder, observer) = (rig.client().await, rig.client().await);
             holder.batch_execute("BEGIN; SELECT FROM once.intent WHERE key = 'k' FOR UPDATE").await.unwrap();
             service.open_gate();
-            eventually("storing is tried", async || {
-                first.metric("pgonce_batch_size_count", &["succeed"]).await >= 3.0
-            })
-            .await;
+            eventually("storing is tried", async || first.metric("pgonce_batch_size_count", &["succeed"]).await >= 3.0)
+                .await;
             first.signal("-KILL").await;
             first.killed().await;
             // What it had sent is carried out even so: held until its backends have noticed.
             eventually("its backends are gone", async || {
                 let sql = "SELECT count(*) = 0 FROM pg_stat_activity
                            WHERE datname = current_database() AND application_name = 'pgonce'";
-                holder.query_one(sql, &[]).await.unwrap().get(0)
+                observer.query_one(sql, &[]).await.unwrap().get(0)
             })
             .await;
         };

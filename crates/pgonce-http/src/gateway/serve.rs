@@ -14,9 +14,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::{Acceptor, Gateway};
 use super::body::Body;
 use super::upstream::Peer;
+use super::{Acceptor, Gateway};
 use crate::tenant::PeerIdentity;
 
 /// How long a client may take for its TLS handshake.
@@ -146,7 +146,8 @@ where
         async move {
             let version = request.version();
             let mut response = gateway.handle(request, peer).await;
-            if version < Version::HTTP_2 && *is_ending.borrow() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            if version < Version::HTTP_2 && *is_ending.borrow() && response.status() != StatusCode::SWITCHING_PROTOCOLS
+            {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<Response<Body>, std::convert::Infallible>(response)
