@@ -37,4 +37,6 @@ test-pgbouncer: setup
 	PATH="$$PATH:/usr/sbin" PGONCE_TEST_PGBOUNCER=1 cargo test --locked -p pgonce-testkit --test concurrency --test run --test contract
 
 bench: setup
+	@scripts/setup.sh nginx
+	cargo build --release --locked -p pgonce-cli
 	cargo run --release --locked -p pgonce-bench

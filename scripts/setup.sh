@@ -69,6 +69,9 @@ for part in "$@"; do
       command -v redis-server >/dev/null || BREW=redis install_unstarted "Redis" redis-server redis-server ;;
     pgbouncer)
       command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || install "PgBouncer" pgbouncer ;;
+    nginx)
+      # The peer of the HTTP bench. No service is to be started.
+      command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || BREW=nginx install_unstarted "nginx" nginx nginx-light ;;
     cargo-deny)
       cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny ;;
     *) echo "setup: unknown part $part" >&2; exit 2 ;;

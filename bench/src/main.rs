@@ -1,5 +1,7 @@
 //! Ratios to the bare limit, and to the usual way of doing it, measured side by side. See bench/README.md.
 
+mod coalesce;
+mod http;
 mod measure;
 mod scenarios;
 mod work;
@@ -12,7 +14,7 @@ use clap::Parser;
 /// Prints what a protected write costs against an unprotected one.
 #[derive(Debug, Parser)]
 pub struct Arguments {
-    /// Which scenarios: write, delay, replay, storm, cpu, cost, growth. All if none is named.
+    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, http. All if none is named.
     scenarios: Vec<String>,
     /// Seconds a contender runs in each round.
     #[arg(long, default_value_t = 3.0)]
@@ -55,6 +57,9 @@ async fn main() -> Result<()> {
     if arguments.wants("storm") {
         scenarios::storm(&arguments, &url).await?;
     }
+    if arguments.wants("coalesce") {
+        coalesce::coalesce(&arguments, &url).await?;
+    }
     if arguments.wants("cpu") {
         scenarios::cpu(&arguments, &url).await?;
     }
@@ -63,6 +68,9 @@ async fn main() -> Result<()> {
     }
     if arguments.wants("growth") {
         scenarios::growth(&arguments, &url).await?;
+    }
+    if arguments.wants("http") {
+        http::http(&arguments, &url).await?;
     }
     Ok(())
 }

@@ -188,6 +188,18 @@ impl Failure {
         Self { code: code.into(), message: message.into(), verdict: Verdict::Later }
     }
 
+    /// The code for programs: a SQLSTATE, where the database said no.
+    #[must_use]
+    pub fn code(&self) -> &str {
+        &self.code
+    }
+
+    /// The message for people. PostgreSQL's may quote values.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Whether another attempt may come out differently.
     #[must_use]
     pub fn is_retryable(&self) -> bool {

@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION once.look_batch(
     p_tenants text[], p_scopes text[], p_keys text[], p_fingerprints bytea[], p_claim_ids uuid[],
     OUT o_answers once.claim_answer[], OUT o_absent int[], OUT o_rest int[])
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now timestamptz := once.clock();
 BEGIN

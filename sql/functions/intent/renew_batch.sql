@@ -4,13 +4,14 @@
 CREATE OR REPLACE FUNCTION once.renew_batch(
     p_tenants text[], p_scopes text[], p_keys text[], p_claim_ids uuid[], p_lease interval DEFAULT NULL)
 RETURNS SETOF once.renewal_answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_rows tid[];
     v_leases interval[];
+    v_written int;
 BEGIN
-    PERFORM once.check_batch(cardinality(p_keys), cardinality(p_tenants), cardinality(p_scopes),
-        cardinality(p_claim_ids));
+    PERFORM once.check_batch(cardinality(p_keys), once.shape(p_keys), once.shape(p_tenants), once.shape(p_scopes),
+        once.shape(p_claim_ids));
     PERFORM once.override_policy(NULL::once.scope, NULL, p_lease, NULL); -- refuses a lease out of range
     WITH asked AS MATERIALIZED (
         SELECT a.* FROM unnest(p_tenants, p_scopes, p_keys, p_claim_ids)
@@ -34,6 +35,10 @@ BEGIN
     UPDATE once.intent i SET locked_until = once.clock() + a.lease
     FROM unnest(v_rows, p_claim_ids, v_leases) AS a (row, claim_id, lease)
     WHERE i.ctid = a.row AND i.claim_id = a.claim_id;
+    GET DIAGNOSTICS v_written = ROW_COUNT;
+    IF v_written <> (SELECT count(DISTINCT r) FROM unnest(v_rows) r) THEN -- never `renewed` for what was not written
+        RAISE EXCEPTION 'rows changed while they were locked' USING ERRCODE = '40001', HINT = 'Send the batch again.';
+    END IF;
 
     RETURN QUERY
     SELECT a.ordinal::int,

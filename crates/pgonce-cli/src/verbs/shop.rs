@@ -32,10 +32,7 @@ pub async fn start(url: &str) -> anyhow::Result<SocketAddr> {
     let client = database::connect(url).await?;
     client.batch_execute(TABLE).await.map_err(pgonce::Error::from)?;
     let shop = Arc::new(Shop { url: url.to_owned(), client: tokio::sync::Mutex::new(Some(client)) });
-    let router = Router::new()
-        .route("/orders", post(create))
-        .route("/orders/{id}", get(read))
-        .with_state(shop);
+    let router = Router::new().route("/orders", post(create)).route("/orders/{id}", get(read)).with_state(shop);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move { axum::serve(listener, router).await });
@@ -62,7 +59,9 @@ async fn create(State(shop): State<Arc<Shop>>, headers: HeaderMap, body: Bytes) 
     let item: serde_json::Value = serde_json::from_slice(&body)
         .map_err(|error| Refused(StatusCode::BAD_REQUEST, format!("an order is JSON: {error}")))?;
     let mut client = shop.connected().await?;
-    let Some(client) = client.as_mut() else { return Err(Refused(StatusCode::SERVICE_UNAVAILABLE, "no database".into())) };
+    let Some(client) = client.as_mut() else {
+        return Err(Refused(StatusCode::SERVICE_UNAVAILABLE, "no database".into()));
+    };
     let transaction = client.transaction().await.map_err(pgonce::Error::from)?;
     let sql = "INSERT INTO pgonce_demo.shop_orders (item) VALUES ($1) RETURNING id";
     let row = transaction.query_typed_one(sql, &[(&item, Type::JSONB)]).await.map_err(pgonce::Error::from)?;
@@ -101,7 +100,9 @@ async fn succeed(
 
 async fn read(State(shop): State<Arc<Shop>>, Path(id): Path<i64>) -> Result<Response, Refused> {
     let client = shop.connected().await?;
-    let Some(client) = client.as_ref() else { return Err(Refused(StatusCode::SERVICE_UNAVAILABLE, "no database".into())) };
+    let Some(client) = client.as_ref() else {
+        return Err(Refused(StatusCode::SERVICE_UNAVAILABLE, "no database".into()));
+    };
     let sql = "SELECT item FROM pgonce_demo.shop_orders WHERE id = $1";
     let row = client.query_typed_opt(sql, &[(&id, Type::INT8)]).await.map_err(pgonce::Error::from)?;
     let Some(row) = row else { return Err(Refused(StatusCode::NOT_FOUND, "no such order".into())) };

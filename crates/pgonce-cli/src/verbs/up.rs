@@ -176,8 +176,12 @@ async fn serve(
     say(&try_this(served));
     let (shop_stop, shop_stopped) = tokio::sync::oneshot::channel::<()>();
     let (gateway, address) = start_gateway(&served.url, options.gateway_port, shop_stopped).await?;
-    say(&format!("A shop behind the gateway: http://{address}/orders. Twice the same, then another payload with that key:"));
-    for (payload, comment) in [("tea", "201; again: the same answer, replayed"), ("coffee", "422: not what that key was for")] {
+    say(&format!(
+        "A shop behind the gateway: http://{address}/orders. Twice the same, then another payload with that key:"
+    ));
+    for (payload, comment) in
+        [("tea", "201; again: the same answer, replayed"), ("coffee", "422: not what that key was for")]
+    {
         say(&format!(
             "  curl -i http://{address}/orders -H 'Idempotency-Key: \"order-1\"' -d '{{\"item\":\"{payload}\"}}'   # {comment}"
         ));

@@ -17,7 +17,7 @@ use super::config::KeptResponse;
 use super::flights::{Leader, Stage};
 use super::guard::{Guarded, Reply, of_database, publish_expiry};
 use super::headers::strip_hop_by_hop;
-use crate::problem::Problem;
+use crate::problem::{Effect, Problem};
 
 /// A response is gathered whole up to this size, and for this long; from then on it is passed on while it is
 /// recorded, except for its last piece.
@@ -71,7 +71,7 @@ impl Gateway {
         reply.send(match (failed, passed) {
             (Ok(()), Some(response)) => Ok(response),
             (Ok(()), None) => Err(problem),
-            (Err(error), _) => Err(of_database(error)),
+            (Err(error), _) => Err(though_sent(of_database(error))),
         });
     }
 
@@ -259,10 +259,18 @@ impl Gateway {
                 leader.at(Stage::Dissolved);
                 Err(Problem::LeaseLost)
             }
-            Ok(Some(observed)) => self.settled(guarded, leader, observed),
+            Ok(Some(observed)) => self.settled(guarded, leader, observed).map_err(though_sent),
             Ok(None) => Err(Problem::LeaseLost),
-            Err(error) => Err(of_database(error)),
+            Err(error) => Err(though_sent(of_database(error))),
         }
+    }
+}
+
+/// The upstream may have got the request: whatever else is wrong, nobody can say that nothing was done.
+fn though_sent(problem: Problem) -> Problem {
+    match problem.effect() {
+        Effect::NotDone => Problem::InDoubt,
+        Effect::Done | Effect::Unknown => problem,
     }
 }
 

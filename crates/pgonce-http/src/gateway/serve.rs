@@ -4,29 +4,33 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::header::{self, HeaderValue};
+use http::{Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::{Acceptor, Gateway};
 use super::body::Body;
 use super::upstream::Peer;
+use super::{Acceptor, Gateway};
 use crate::tenant::PeerIdentity;
 
 /// How long a client may take for its TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// How long a client that is connected when the end begins may take to have its request here. What it has sent
+/// would be lost if its connection was closed at once: it could not know whether that was run.
+const LAST_REQUEST_MAX: Duration = Duration::from_secs(1);
 
 /// Accepts until told to stop, then lets what runs come to its end.
 pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: impl Future<Output = ()>) {
     let connections_max = gateway.live.load().config.limits.connections_max;
     let slots = Arc::new(Semaphore::new(connections_max));
-    let graceful = GracefulShutdown::new();
+    // True from the beginning of the end on. Connections hold the other side of it for as long as they last.
+    let ending = watch::Sender::new(false);
     tokio::pin!(stop);
     loop {
         let slot = tokio::select! {
@@ -37,45 +41,62 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: im
             () = &mut stop => break,
             accepted = listener.accept() => accepted,
         };
-        let (stream, address) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
+        match (accepted, slot) {
+            (Ok((stream, address)), Ok(slot)) => accept(&gateway, stream, address, slot, ending.subscribe()),
+            (Err(error), _) => {
                 // Out of file descriptors, most likely: no reason to end, and none to spin.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
             }
-        };
-        let gateway = Arc::clone(&gateway);
-        let watcher = graceful.watcher();
-        tokio::spawn(async move {
-            let _slot = slot;
-            let _ = stream.set_nodelay(true);
-            let acceptor = gateway.live.load().tls.clone();
-            match acceptor {
-                None => {
-                    let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default() };
-                    connection(gateway, stream, peer, watcher).await;
-                }
-                Some(acceptor) => {
-                    if let Some((stream, identity)) = handshake(&acceptor, stream, address).await {
-                        let peer = Peer { address, tls: true, trusted: false, identity };
-                        connection(gateway, stream, peer, watcher).await;
-                    }
-                }
-            }
-        });
+            (_, Err(_)) => break, // nobody closes it
+        }
     }
-    drop(listener);
+    // Whoever the system has let in for us may have sent its request already.
+    if let Ok(listener) = listener.into_std() {
+        while let (Ok((stream, address)), Ok(slot)) = (listener.accept(), Arc::clone(&slots).try_acquire_owned()) {
+            if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+                accept(&gateway, stream, address, slot, ending.subscribe());
+            }
+        }
+    }
     let drain = gateway.live.load().config.drain_timeout;
     gateway.tasks.close();
+    ending.send_replace(true);
     let drained = async {
-        graceful.shutdown().await;
+        ending.closed().await;
         gateway.tasks.wait().await;
     };
     if tokio::time::timeout(drain, drained).await.is_err() {
         tracing::warn!("not everything came to its end in time; leases of what was cut off will run out");
     }
+}
+
+/// Serves a client, in a task of its own.
+fn accept(
+    gateway: &Arc<Gateway>,
+    stream: TcpStream,
+    address: SocketAddr,
+    slot: OwnedSemaphorePermit,
+    ending: watch::Receiver<bool>,
+) {
+    let gateway = Arc::clone(gateway);
+    tokio::spawn(async move {
+        let _slot = slot;
+        let _ = stream.set_nodelay(true);
+        let acceptor = gateway.live.load().tls.clone();
+        match acceptor {
+            None => {
+                let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default() };
+                connection(gateway, stream, peer, ending).await;
+            }
+            Some(acceptor) => {
+                if let Some((stream, identity)) = handshake(&acceptor, stream, address).await {
+                    let peer = Peer { address, tls: true, trusted: false, identity };
+                    connection(gateway, stream, peer, ending).await;
+                }
+            }
+        }
+    });
 }
 
 async fn handshake(
@@ -96,7 +117,7 @@ async fn handshake(
     }
 }
 
-async fn connection<S>(gateway: Arc<Gateway>, stream: S, peer: Peer, watcher: hyper_util::server::graceful::Watcher)
+async fn connection<S>(gateway: Arc<Gateway>, stream: S, peer: Peer, mut ending: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -117,12 +138,34 @@ where
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
     let peer = Arc::new(peer);
+    let is_ending = ending.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let gateway = Arc::clone(&gateway);
         let peer = Arc::clone(&peer);
-        async move { Ok::<Response<Body>, std::convert::Infallible>(gateway.handle(request, peer).await) }
+        let is_ending = is_ending.clone();
+        async move {
+            let version = request.version();
+            let mut response = gateway.handle(request, peer).await;
+            if version < Version::HTTP_2 && *is_ending.borrow() && response.status() != StatusCode::SWITCHING_PROTOCOLS
+            {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<Response<Body>, std::convert::Infallible>(response)
+        }
     });
-    let served = watcher.watch(builder.serve_connection_with_upgrades(TokioIo::new(stream), service)).await;
+    let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    tokio::pin!(served);
+    let last_requests = async {
+        let _ = ending.wait_for(|ending| *ending).await;
+        tokio::time::sleep(LAST_REQUEST_MAX).await;
+    };
+    let served = tokio::select! {
+        served = served.as_mut() => served,
+        () = last_requests => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
     if let Err(error) = served {
         tracing::debug!(%error, "a connection ended badly");
     }

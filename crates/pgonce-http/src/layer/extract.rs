@@ -85,7 +85,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for Leased {
 /// A handler's error that is no answer: any error converts into it with `?`. Behind the layer a serialization
 /// failure, a deadlock or a lost connection makes the handler run again; whatever else it is, is rolled back, and the
 /// client gets a problem with status 500, which is not stored. A leased handler is not run again: what it did
-/// outside is not rolled back. The error is logged, and the client is not told of it.
+/// outside is not rolled back. Its code is logged, its message at level debug; the client is not told of it.
 #[derive(Debug, Clone)]
 pub struct Failed(pub Failure);
 
@@ -98,7 +98,9 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failed {
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
         if !self.0.is_retryable() {
-            tracing::error!(failure = ?self.0, "a handler failed");
+            // The message may quote what was sent.
+            tracing::error!(code = self.0.code(), "a handler failed");
+            tracing::debug!(message = self.0.message(), "why it failed");
         }
         // As it looks where no layer is; the layer knows more about the effect.
         let mut response = Problem::Internal.into_response();

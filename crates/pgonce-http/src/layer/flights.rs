@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pgonce::Fingerprint;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use crate::Problem;
@@ -36,9 +36,22 @@ enum State {
     Landed(Landed),
 }
 
+/// How many of those that have waited read their answer at once. They wake all together, and thousands of them in
+/// the pool's queue would keep everybody else from a connection.
+const READERS_MAX: usize = 8;
+
 /// The table.
-#[derive(Debug, Default)]
-pub(super) struct Flights(Mutex<HashMap<Name, Arc<Flight>>>);
+#[derive(Debug)]
+pub(super) struct Flights {
+    table: Mutex<HashMap<Name, Arc<Flight>>>,
+    readers: Semaphore,
+}
+
+impl Default for Flights {
+    fn default() -> Self {
+        Self { table: Mutex::default(), readers: Semaphore::new(READERS_MAX) }
+    }
+}
 
 /// A request under way.
 #[derive(Debug)]
@@ -68,8 +81,8 @@ pub(super) struct Lead {
 /// What a follower has seen.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// It has its claim, and is another request.
-    OtherRuns,
+    /// It has its claim, and runs.
+    Running,
     /// It has landed.
     Landed(Landed),
     /// It has not, in time, or too many wait already.
@@ -78,7 +91,7 @@ pub(super) enum Seen {
 
 impl Flights {
     pub(super) fn board(self: &Arc<Self>, name: &Name, fingerprint: Fingerprint) -> Boarding {
-        let mut table = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut table = self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match table.entry(name.clone()) {
             Entry::Occupied(taken) => Boarding::Follow(Arc::clone(taken.get())),
             Entry::Vacant(vacant) => {
@@ -88,6 +101,11 @@ impl Flights {
                 Boarding::Lead(Lead { flights: Arc::clone(self), name: name.clone(), flight })
             }
         }
+    }
+
+    /// A place among those that read what has landed, held while they do.
+    pub(super) async fn reader(&self) -> Option<SemaphorePermit<'_>> {
+        self.readers.acquire().await.ok() // never closed
     }
 }
 
@@ -109,7 +127,7 @@ impl Lead {
 
     fn leave(&self, landed: Landed) {
         // Out of the table first: who is woken must not board it again.
-        let mut table = self.flights.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut table = self.flights.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         table.remove(&self.name);
         drop(table);
         self.flight.state.send_if_modified(|state| {
@@ -131,33 +149,28 @@ impl Drop for Lead {
 }
 
 impl Flight {
-    /// Whether a request with this fingerprint is known to reuse the key: the flight has the claim. Before that the
-    /// flight itself may be the one with the wrong payload.
-    pub(super) fn conflicts_with(&self, fingerprint: Fingerprint) -> bool {
-        self.fingerprint != fingerprint && *self.state.borrow() == State::Running
+    /// Whether this is another request under the same key.
+    pub(super) fn is_other(&self, fingerprint: Fingerprint) -> bool {
+        self.fingerprint != fingerprint
     }
 
-    pub(super) fn is_running(&self) -> bool {
-        *self.state.borrow() == State::Running
-    }
-
-    /// Waits for the landing, or, with another fingerprint, until the flight runs.
-    pub(super) async fn follow(&self, fingerprint: Fingerprint, until: Instant, waiters_max: usize) -> Seen {
+    /// Waits for the landing, or only until the flight runs. Before it does, it may itself be the one whose
+    /// payload is not the key's: then nothing can be said about the follower yet.
+    pub(super) async fn follow(&self, until: Instant, waiters_max: usize, to_the_end: bool) -> Seen {
         let _waiting = match Waiting::among(&self.waiting, waiters_max) {
             Some(waiting) => waiting,
             None => return Seen::Busy,
         };
         let mut states = self.state.subscribe();
-        let other = self.fingerprint != fingerprint;
         let seen = states.wait_for(|state| match state {
             State::Asking => false,
-            State::Running => other,
+            State::Running => !to_the_end,
             State::Landed(_) => true,
         });
         match tokio::time::timeout_at(until, seen).await {
             Ok(Ok(state)) => match &*state {
                 State::Landed(landed) => Seen::Landed(landed.clone()),
-                State::Asking | State::Running => Seen::OtherRuns,
+                State::Asking | State::Running => Seen::Running,
             },
             // The sender is in self: it cannot be gone.
             Ok(Err(_)) | Err(_) => Seen::Busy,
@@ -214,7 +227,7 @@ mod tests {
         for landed in [Landed::Settled, Landed::Free, Landed::Fault(Problem::DatabaseAway)] {
             let first = lead(&flights, "k");
             let flight = follow(&flights, "k");
-            let (seen, ()) = tokio::join!(flight.follow(Fingerprint([1; 32]), soon(), 1), async {
+            let (seen, ()) = tokio::join!(flight.follow(soon(), 1, true), async {
                 tokio::task::yield_now().await;
                 first.runs();
                 first.land(landed.clone());
@@ -222,7 +235,7 @@ mod tests {
             assert_eq!(seen, Seen::Landed(landed));
         }
         drop(lead(&flights, "k"));
-        assert!(flights.0.lock().is_ok_and(|table| table.is_empty()), "nothing stays behind");
+        assert!(flights.table.lock().is_ok_and(|table| table.is_empty()), "nothing stays behind");
     }
 
     #[tokio::test(start_paused = true)]
@@ -231,7 +244,7 @@ mod tests {
         let first = lead(&flights, "k");
         let flight = follow(&flights, "k");
         drop(first);
-        assert_eq!(flight.follow(Fingerprint([1; 32]), soon(), 1).await, Seen::Landed(Landed::Free));
+        assert_eq!(flight.follow(soon(), 1, true).await, Seen::Landed(Landed::Free));
         drop(lead(&flights, "k"));
     }
 
@@ -240,11 +253,11 @@ mod tests {
         let flights = Arc::new(Flights::default());
         let _first = lead(&flights, "k");
         let flight = follow(&flights, "k");
-        assert_eq!(flight.follow(Fingerprint([1; 32]), soon(), 1).await, Seen::Busy, "after the time");
-        let first_waiter = flight.follow(Fingerprint([1; 32]), soon(), 1);
+        assert_eq!(flight.follow(soon(), 1, true).await, Seen::Busy, "after the time");
+        let first_waiter = flight.follow(soon(), 1, true);
         let (waited, refused) = tokio::join!(first_waiter, async {
             let before = Instant::now();
-            (flight.follow(Fingerprint([1; 32]), soon(), 1).await, before.elapsed())
+            (flight.follow(soon(), 1, true).await, before.elapsed())
         });
         assert_eq!((waited, refused), (Seen::Busy, (Seen::Busy, Duration::ZERO)), "the second at once");
         assert_eq!(flight.waiting.load(Ordering::Relaxed), 0);
@@ -256,12 +269,13 @@ mod tests {
         let first = lead(&flights, "k");
         let flight = follow(&flights, "k");
         let other = Fingerprint([2; 32]);
-        assert!(!flight.conflicts_with(other), "the first may be the wrong one");
-        let (seen, ()) = tokio::join!(flight.follow(other, soon(), 1), async {
+        let (seen, ()) = tokio::join!(flight.follow(soon(), 1, false), async {
             tokio::task::yield_now().await;
             first.runs();
         });
-        assert_eq!(seen, Seen::OtherRuns);
-        assert!(flight.conflicts_with(other) && !flight.conflicts_with(Fingerprint([1; 32])));
+        assert_eq!(seen, Seen::Running, "not while it was asking: the first may be the wrong one");
+        assert!(flight.is_other(other) && !flight.is_other(Fingerprint([1; 32])));
+        first.land(Landed::Settled);
+        assert_eq!(flight.follow(soon(), 1, false).await, Seen::Landed(Landed::Settled));
     }
 }

@@ -76,26 +76,28 @@ where
     pub(super) async fn answer(self: Arc<Self>) -> Result<Response<LayerBody<R>>, S::Error> {
         let policy = &self.rules.policy;
         let waits = policy.in_progress == InProgress::Wait;
-        let until = Instant::now() + if waits { policy.wait_max } else { Duration::ZERO };
+        let until = Instant::now() + policy.wait_max;
         loop {
             let flight = match self.rules.flights.board(&self.name, self.fingerprint) {
-                Boarding::Lead(lead) => return self.fly(Some(lead), until).await,
+                Boarding::Lead(lead) => {
+                    let wait_until = if waits { until } else { Instant::now() };
+                    return self.fly(Some(lead), wait_until).await;
+                }
                 Boarding::Follow(flight) => flight,
             };
-            if flight.conflicts_with(self.fingerprint) {
-                return Ok(self.rules.refuse(&Problem::Conflict));
-            }
-            let seen = match waits {
-                true => flight.follow(self.fingerprint, until, policy.waiters_max).await,
-                false if flight.is_running() => Seen::Busy,
-                // It is only asking: a question of our own costs one round trip and waits for nobody.
-                false => return self.fly(None, Instant::now()).await,
-            };
-            match seen {
-                Seen::OtherRuns => return Ok(self.rules.refuse(&Problem::Conflict)),
-                Seen::Busy => return Ok(self.rules.refuse(&Problem::InProgress { retry_after: RETRY_AFTER })),
-                // All at once: the answer is there to be read, and nobody need wait for anybody.
-                Seen::Landed(Landed::Settled) => return self.fly(None, Instant::now()).await,
+            // While it is only asking, it is about to know more: asking beside it would tell the same.
+            let other = flight.is_other(self.fingerprint);
+            match flight.follow(until, policy.waiters_max, waits && !other).await {
+                Seen::Running if other => return Ok(self.rules.refuse(&Problem::Conflict)),
+                Seen::Running | Seen::Busy => {
+                    return Ok(self.rules.refuse(&Problem::InProgress { retry_after: RETRY_AFTER }));
+                }
+                // Not one after the other, as new firsts: the answer is there to be read.
+                Seen::Landed(Landed::Settled) => {
+                    let rules = Arc::clone(&self.rules);
+                    let _reader = rules.flights.reader().await;
+                    return self.fly(None, Instant::now()).await;
+                }
                 Seen::Landed(Landed::Fault(problem)) => return Ok(self.rules.refuse(&problem)),
                 Seen::Landed(Landed::Free) => {}
             }
@@ -296,6 +298,17 @@ mod tests {
         let lenient = Policy { store_client_errors: false, ..policy };
         assert_eq!(decided(&lenient, false, 404, None), "not done");
         assert_eq!(decided(&lenient, false, 201, None), "done");
+    }
+
+    #[test]
+    fn those_that_wait_ask_run_or_are_told_the_fault() {
+        assert_eq!(landed(&Problem::Conflict), Landed::Settled);
+        assert_eq!(landed(&Problem::Uncertain), Landed::Settled);
+        assert_eq!(landed(&Problem::TryAgain), Landed::Free);
+        assert_eq!(landed(&Problem::InProgress { retry_after: RETRY_AFTER }), Landed::Free);
+        for fault in [Problem::DatabaseAway, Problem::InDoubt, Problem::Overloaded { retry_after: RETRY_AFTER }] {
+            assert_eq!(landed(&fault), Landed::Fault(fault.clone()));
+        }
     }
 
     /// A response that comes with a failure is not the handler's answer, whatever its status.

@@ -1,6 +1,7 @@
 //! HTTP/1.1 as it is on the wire: what was sent and what came back, byte for byte.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -60,10 +61,11 @@ pub async fn send(to: SocketAddr, request: impl AsRef<[u8]>) -> Reply {
     receive(&mut stream).await
 }
 
-/// Reads until the server closes.
+/// Reads until the server closes; a request that nobody answers is a failed test.
 pub async fn receive(stream: &mut TcpStream) -> Reply {
     let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).await.unwrap();
+    let read = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut bytes)).await;
+    read.expect("an answer").unwrap();
     parse(&bytes)
 }
 

@@ -1,23 +1,17 @@
-//! Handlers that call out, and services that are not axum's.
+//! Handlers that call out.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
-use axum::body::Body;
 use axum::http::StatusCode;
 use axum::routing::post as route;
-use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::{BodyExt, Full};
-use pgonce::{Failure, Tx};
-use pgonce_http::{Failed, IdempotencyLayer, LayerBody, Leased, Transaction};
+use pgonce::Failure;
+use pgonce_http::{Failed, IdempotencyLayer, Leased, Transaction};
 use pgonce_testkit::{TestDb, eventually};
-use tower::{Layer, ServiceExt};
 
 use crate::client::{post, send};
-use crate::shop::{insert, policy, serve};
+use crate::shop::{policy, serve};
 
 /// A provider that is called with the claim's fence, and answers as the request's body says.
 async fn provider(db: &TestDb, stale: &str) -> (Arc<AtomicUsize>, std::net::SocketAddr) {
@@ -93,62 +87,4 @@ async fn a_leased_handler_that_fails_leaves_it_to_policy() {
             assert_eq!((retry.unwrap().status, calls.load(Ordering::SeqCst)), (status, again), "{path} {failure}");
         }
     }
-}
-
-fn request(key: &str) -> Request<Full<Bytes>> {
-    let request = Request::post("/orders").header("idempotency-key", key);
-    request.body(Full::new(Bytes::from_static(b"{}"))).unwrap()
-}
-
-/// Any tower service, with bodies of its own.
-#[tokio::test]
-async fn a_plain_service_finds_the_transaction_among_the_extensions() {
-    let db = TestDb::new().await;
-    let service = tower::service_fn(async |request: Request<LayerBody<Full<Bytes>>>| {
-        let tx = request.extensions().get::<Tx>().unwrap().clone();
-        insert(&tx, "k").await.unwrap();
-        drop(tx);
-        let (parts, body) = request.into_parts();
-        let mut response = Response::new(Full::new(body.collect().await.unwrap().to_bytes()));
-        // Middleware that copies extensions over does not keep the transaction.
-        *response.extensions_mut() = parts.extensions;
-        Ok::<_, Infallible>(response)
-    });
-    let service = IdempotencyLayer::new(db.once().await, policy(|_| {})).layer(service);
-    for replayed in [false, true] {
-        let response = service.clone().oneshot(request("k")).await.unwrap();
-        assert_eq!(response.headers().contains_key("idempotency-replayed"), replayed);
-        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "{}");
-    }
-    assert_eq!(db.effects("k").await, 1);
-}
-
-#[tokio::test]
-async fn an_error_of_the_service_is_passed_on_and_rolls_back() {
-    let db = TestDb::new().await;
-    let service = tower::service_fn(async |request: Request<LayerBody<Full<Bytes>>>| {
-        insert(request.extensions().get::<Tx>().unwrap(), "k").await.unwrap();
-        Err::<Response<Body>, _>(std::io::Error::other("no"))
-    });
-    let service = IdempotencyLayer::new(db.once().await, policy(|_| {})).layer(service);
-    let failed = service.oneshot(request("k")).await;
-    assert_eq!(failed.map(|_| ()).unwrap_err().to_string(), "no");
-    assert_eq!((db.effects("k").await, db.status("orders", "k").await), (0, None));
-}
-
-/// What was reserved for a guarded request must not keep its own calls from running.
-#[tokio::test]
-async fn a_limit_of_one_call_at_a_time_is_no_deadlock() {
-    let db = TestDb::new().await;
-    let one = tower::limit::ConcurrencyLimitLayer::new(1);
-    let service = one.layer(tower::service_fn(async |request: Request<LayerBody<Full<Bytes>>>| {
-        insert(request.extensions().get::<Tx>().unwrap(), "k").await.unwrap();
-        Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
-    }));
-    let mut service = IdempotencyLayer::new(db.once().await, policy(|_| {})).layer(service);
-    for _ in 0..3 {
-        let ready = service.ready().await.unwrap();
-        tower::Service::call(ready, request("k")).await.unwrap();
-    }
-    assert_eq!(db.effects("k").await, 1);
 }

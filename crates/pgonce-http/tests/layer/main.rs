@@ -8,5 +8,6 @@ mod example;
 mod faults;
 mod leased;
 mod outcomes;
+mod plain;
 mod refusals;
 mod shop;

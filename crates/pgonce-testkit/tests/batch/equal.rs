@@ -182,10 +182,23 @@ fn all(way: &str) -> Vec<IntentName> {
 
 #[tokio::test]
 async fn every_kind_from_every_state_is_what_claim_says_alone() {
+    in_batches_of(usize::MAX).await;
+}
+
+/// A batch of one takes shorter ways: it is told the same.
+#[tokio::test]
+async fn every_kind_from_every_state_in_batches_of_one() {
+    in_batches_of(1).await;
+}
+
+async fn in_batches_of(size: usize) {
     let (_db, client) = every_state().await;
     let (alone, batch) = (all("alone"), all("batch"));
     let claim_ids = ids(batch.len());
-    let rows = claim(&client, &batch, &claim_ids).await;
+    let mut rows = Vec::new();
+    for (names, ids) in batch.chunks(size.min(batch.len())).zip(claim_ids.chunks(size.min(batch.len()))) {
+        rows.extend(claim(&client, names, ids).await);
+    }
     let mut seen = std::collections::BTreeSet::new();
     for ((one, twin), (row, id)) in alone.iter().zip(&batch).zip(rows.iter().zip(&claim_ids)) {
         let expected = claim_alone(&client, one).await.unwrap();
@@ -213,7 +226,14 @@ async fn looking_tells_what_peek_says_alone_and_writes_nothing() {
     let (_db, client) = every_state().await;
     let before = pgonce_testkit::checksum(&client).await;
     let batch = all("batch");
-    for (name, row) in batch.iter().zip(peek(&client, &batch).await) {
+    let looks = async |names: &[IntentName], size: usize| {
+        let mut rows = Vec::new();
+        for names in names.chunks(size) {
+            rows.extend(peek(&client, names).await);
+        }
+        names.iter().cloned().zip(rows).collect::<Vec<_>>()
+    };
+    for (name, row) in looks(&batch, batch.len()).await.into_iter().chain(looks(&batch, 1).await) {
         let sql = "SELECT * FROM once.peek($1, $2, $3, $4)";
         let alone = client.query_one(sql, &[&name.scope, &name.key, &name.fingerprint, &name.tenant]).await.unwrap();
         assert_eq!(told(&row), told(&alone), "{}: {}", name.scope, name.key);
@@ -224,7 +244,7 @@ async fn looking_tells_what_peek_says_alone_and_writes_nothing() {
         );
     }
     let others: Vec<IntentName> = batch.iter().map(other).collect();
-    for (name, row) in others.iter().zip(peek(&client, &others).await) {
+    for (name, row) in looks(&others, others.len()).await.into_iter().chain(looks(&others, 1).await) {
         let sql = "SELECT * FROM once.peek($1, $2, $3, $4)";
         let alone = client.query_one(sql, &[&name.scope, &name.key, &name.fingerprint, &name.tenant]).await;
         match alone {
@@ -273,6 +293,11 @@ async fn what_is_refused_costs_its_neighbours_nothing() {
         mixed.extend([one.clone(), name("day", &format!("neighbour {at}"))]);
     }
     let rows = claim(&client, &mixed, &ids(mixed.len())).await;
+    for (one, (error, _)) in intents.iter().zip(&expected).filter(|(_, (error, _))| error.is_some()) {
+        let row = claim(&client, std::slice::from_ref(one), &ids(1)).await.remove(0);
+        let got = row.get::<_, Option<String>>("error").map(|code| (code, row.get::<_, String>("message")));
+        assert_eq!(got, *error, "in a batch of one: {} {}", one.scope, one.key);
+    }
     for (pair, (one, (error, kind))) in rows.chunks(2).zip(intents.iter().zip(expected)) {
         let got = pair[0].get::<_, Option<String>>("error").map(|code| (code, pair[0].get::<_, String>("message")));
         assert_eq!((got, pair[0].get::<_, Option<String>>("kind")), (error, kind), "{}: {}", one.scope, one.key);
@@ -288,6 +313,8 @@ async fn arrays_belong_together_and_are_limited() {
         "claim_batch(NULL, NULL, NULL, NULL, NULL)",
         "claim_batch('{a,b}', '{s}', '{k}', ARRAY[sha256('x')], ARRAY[gen_random_uuid()])",
         "claim_batch('{a}', '{s}', '{k}', ARRAY[sha256('x')], '{}')",
+        "claim_batch('[0:0]={a}', '[0:0]={s}', '[0:0]={k}', ARRAY[sha256('x')], ARRAY[gen_random_uuid()])",
+        "peek_batch('{{a}}', '{{s}}', '{{k}}', ARRAY[[sha256('x')]])",
         "peek_batch('{a}', '{s}', '{k}', '{}')",
         "renew_batch('{a}', '{s}', '{k}', '{}')",
         "renew_batch('{}', '{}', '{}', '{}', '1 year')",

@@ -140,7 +140,7 @@ async fn while_the_database_is_away() {
     let (db, client) = database().await;
     define(&client, "short", json!({"mode": "leased", "lease": "500ms"})).await;
     let admin = admin(&db).await;
-    let batcher = batcher_with(&db, |batch| batch.claim_deadline = Duration::from_millis(300)).await;
+    let batcher = batcher(&db).await;
     assert!(batcher.is_ready().await);
     let [done, failed, doubted, released] = ["done", "failed", "doubted", "released"].map(|key| name("s", key));
     let mut claims = Vec::new();
@@ -154,7 +154,9 @@ async fn while_the_database_is_away() {
     go_away(&admin, &db).await;
     tokio::time::timeout(Duration::from_secs(5), kept.lost()).await.expect("nobody renews it");
     assert!(!batcher.is_ready().await);
-    for told in [batcher.claim(&name("s", "new"), Uuid::new_v4()).await.map(Some), batcher.peek(&done).await] {
+    let new = name("s", "new");
+    let (claimed, looked) = tokio::join!(batcher.claim(&new, Uuid::new_v4()), batcher.peek(&done));
+    for told in [claimed.map(Some), looked] {
         assert!(matches!(&told, Err(error @ Error::Away { .. }) if error.is_retryable()), "{told:?}");
     }
     // Completions are tried until the deadline: the database comes back before it.
@@ -184,7 +186,7 @@ async fn while_the_database_is_away() {
     assert_eq!(doubt.unwrap(), "uncertain");
     release.unwrap();
     eventually("ready again", async || batcher.is_ready().await).await;
-    own(&batcher, &name("s", "new")).await;
+    own(&batcher, &new).await;
     let client = db.client().await;
     assert_eq!(status_of(&client, &released).await, None);
 }

@@ -189,9 +189,11 @@ async fn batches_in_any_order_never_deadlock() {
     let (db, client) = database().await;
     let keys: Vec<String> = (0..40).map(|at| format!("k{at}")).collect();
     let owners: Arc<std::sync::Mutex<std::collections::HashMap<String, Uuid>>> = Arc::default();
+    let recorded: Arc<std::sync::Mutex<std::collections::HashSet<String>>> = Arc::default();
     let mut running = tokio::task::JoinSet::new();
     for _ in 0..6 {
-        let (client, keys, owners) = (db.client().await, keys.clone(), Arc::clone(&owners));
+        let (client, keys, owners, recorded) =
+            (db.client().await, keys.clone(), Arc::clone(&owners), Arc::clone(&recorded));
         running.spawn(async move {
             for round in 0..15 {
                 let mut mixed: Vec<_> = keys.iter().map(|key| name("s", &format!("{round} {key}"))).collect();
@@ -213,7 +215,11 @@ async fn batches_in_any_order_never_deadlock() {
                     mixed.iter().map(|name| owners.get(&name.key).copied().unwrap_or_else(Uuid::new_v4)).collect()
                 };
                 renew(&client, &mixed, &known, None).await;
-                try_succeed(&client, &mixed, &known, &vec![answer("x"); mixed.len()]).await.unwrap();
+                let rows = try_succeed(&client, &mixed, &known, &vec![answer("x"); mixed.len()]).await.unwrap();
+                for (name, verdict) in mixed.iter().zip(verdicts(&rows)) {
+                    let first = verdict != "recorded" || recorded.lock().unwrap().insert(name.key.clone());
+                    assert!(first, "{} was recorded twice", name.key);
+                }
             }
         });
     }
@@ -223,7 +229,10 @@ async fn batches_in_any_order_never_deadlock() {
     assert_eq!(owners.len(), 40 * 15);
     let (left, claims): (Vec<_>, Vec<_>) = owners.iter().map(|(key, id)| (name("s", key), *id)).unzip();
     let rows = succeed(&client, &left, &claims, &vec![answer("x"); left.len()]).await;
-    assert!(verdicts(&rows).iter().all(|verdict| verdict == "recorded" || verdict == "before"));
+    for (name, verdict) in left.iter().zip(verdicts(&rows)) {
+        let before = recorded.lock().unwrap().contains(&name.key);
+        assert_eq!(verdict, if before { "before" } else { "recorded" }, "{}: what was told is so", name.key);
+    }
 }
 
 /// A batch that fails in the middle leaves nothing, and says so for everybody: what the server cannot do now.

@@ -115,6 +115,11 @@ fn millis(value: Option<i64>) -> Option<Duration> {
     value.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
 }
 
+/// How long from now: what the database said is counted from a moment after the question.
+fn left(ms: Option<i64>, asked: Instant) -> Option<Duration> {
+    millis(ms).map(|left| left.saturating_sub(asked.elapsed()))
+}
+
 /// What the database says of one claim or look.
 pub(super) struct Told {
     pub(super) error: Option<(String, String)>,
@@ -122,7 +127,7 @@ pub(super) struct Told {
     pub(super) expires_in: Option<Duration>,
 }
 
-fn read_told(row: &Row) -> Result<Told, Trouble> {
+fn read_told(row: &Row, asked: Instant) -> Result<Told, Trouble> {
     let read = || -> Result<Told, tokio_postgres::Error> {
         let error: Option<String> = row.try_get(1)?;
         let message: Option<String> = row.try_get(2)?;
@@ -143,7 +148,7 @@ fn read_told(row: &Row) -> Result<Told, Trouble> {
                 fence: row.try_get(14)?,
                 lease_ms: row.try_get(15)?,
             },
-            expires_in: millis(row.try_get(16)?),
+            expires_in: left(row.try_get(16)?, asked),
         })
     };
     read().map_err(|error| unreadable(&error.to_string()))
@@ -166,8 +171,9 @@ pub(super) async fn claim(
         (&claim_ids, Type::UUID_ARRAY),
         (&claimed_by, Type::TEXT),
     ];
+    let asked = Instant::now();
     let rows = send_durably(connection, Call::ClaimBatch, intents.len(), &parameters, limit).await?;
-    in_order(&rows, intents.len(), read_told)
+    in_order(&rows, intents.len(), |row| read_told(row, asked))
 }
 
 pub(super) async fn peek(
@@ -183,8 +189,9 @@ pub(super) async fn peek(
         (&names.keys, Type::TEXT_ARRAY),
         (&fingerprints, Type::BYTEA_ARRAY),
     ];
+    let asked = Instant::now();
     let rows = send(connection, Call::PeekBatch, intents.len(), &parameters, limit).await?;
-    in_order(&rows, intents.len(), read_told)
+    in_order(&rows, intents.len(), |row| read_told(row, asked))
 }
 
 /// What the database says of one completion.
@@ -222,6 +229,7 @@ pub(super) async fn succeed(
         (&result_types, Type::TEXT_ARRAY),
         (&result_ids, Type::TEXT_ARRAY),
     ];
+    let asked = Instant::now();
     let rows = send_durably(connection, Call::SucceedBatch, intents.len(), &parameters, limit).await?;
     in_order(&rows, intents.len(), |row| {
         let read = || -> Result<Completed, tokio_postgres::Error> {
@@ -237,7 +245,7 @@ pub(super) async fn succeed(
                 },
                 failure_code: row.try_get(8)?,
                 failure_message: row.try_get(9)?,
-                expires_in: millis(row.try_get(10)?),
+                expires_in: left(row.try_get(10)?, asked),
             })
         };
         read().map_err(|error| unreadable(&error.to_string()))
