@@ -78,7 +78,8 @@ impl Flights {
                 Seat::Follower(Follower { stages: flight.stage.subscribe(), flight })
             }
             Entry::Vacant(vacant) => {
-                let flight = Arc::new(Flight { stage: watch::Sender::new(Stage::Asking), waiters: AtomicUsize::new(0) });
+                let flight =
+                    Arc::new(Flight { stage: watch::Sender::new(Stage::Asking), waiters: AtomicUsize::new(0) });
                 let key = vacant.key().clone();
                 vacant.insert(Arc::clone(&flight));
                 Seat::Leader(Leader { flights: Arc::clone(&self.0), key, flight })

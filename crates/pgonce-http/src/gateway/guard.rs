@@ -117,7 +117,8 @@ impl Gateway {
         let body = whole_body(body, policy).await?;
         let fingerprint = request_fingerprint(&policy.fingerprint, &head.method, &head.uri, &head.headers, &body);
         let name = IntentName { tenant, scope: policy.scope.clone(), key, fingerprint };
-        let guarded = Guarded { live, route: Arc::clone(&route), name, head, body, peer, place: Place::Running(permit) };
+        let guarded =
+            Guarded { live, route: Arc::clone(&route), name, head, body, peer, place: Place::Running(permit) };
         self.answer(guarded).await
     }
 
@@ -382,7 +383,11 @@ impl Guarded {
     }
 
     /// What is kept of a response, as it goes into the row.
-    pub(crate) fn to_store(&self, head: &http::response::Parts, body: Option<Bytes>) -> Result<pgonce::Answer, Problem> {
+    pub(crate) fn to_store(
+        &self,
+        head: &http::response::Parts,
+        body: Option<Bytes>,
+    ) -> Result<pgonce::Answer, Problem> {
         let mut headers = head.headers.clone();
         strip_hop_by_hop(&mut headers);
         let stored = StoredResponse {

@@ -10,10 +10,10 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use super::breaker::Breaker;
 use super::body::Body;
 use super::config::UpstreamConfig;
 use super::headers::{CLAIM, KEY, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, wants_upgrade};
+use super::breaker::Breaker;
 use super::regions::HOP;
 use super::tls;
 use crate::problem::Problem;
@@ -80,20 +80,20 @@ impl Upstream {
     /// The same request, addressed to the upstream, with what belongs to this hop only replaced.
     pub(crate) fn address<B>(&self, request: &mut Request<B>, peer: &Peer) -> Result<(), Problem> {
         let from_http2 = request.version() == Version::HTTP_2;
-        let host = request
-            .headers()
-            .get(header::HOST)
-            .cloned()
-            .or_else(|| request.uri().authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()));
+        let host =
+            request.headers().get(header::HOST).cloned().or_else(|| {
+                request.uri().authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
+            });
         let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
         let path = if self.base.is_empty() { path.parse() } else { format!("{}{path}", self.base).parse() };
-        let path: PathAndQuery = path.map_err(|_| Problem::Malformed("the request's target cannot be forwarded".into()))?;
+        let path: PathAndQuery =
+            path.map_err(|_| Problem::Malformed("the request's target cannot be forwarded".into()))?;
         let mut parts = http::uri::Parts::default();
         parts.scheme = Some(self.scheme.clone());
         parts.authority = Some(self.authority.clone());
         parts.path_and_query = Some(path);
-        *request.uri_mut() =
-            Uri::from_parts(parts).map_err(|_| Problem::Malformed("the request's target cannot be forwarded".into()))?;
+        *request.uri_mut() = Uri::from_parts(parts)
+            .map_err(|_| Problem::Malformed("the request's target cannot be forwarded".into()))?;
         *request.version_mut() = if self.http2 { Version::HTTP_2 } else { Version::HTTP_11 };
         let headers = request.headers_mut();
         strip_hop_by_hop(headers);

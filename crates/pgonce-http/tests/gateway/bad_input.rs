@@ -31,12 +31,18 @@ async fn no_request_is_smuggled() {
         format!("POST /orders HTTP/1.1\r\nhost: h\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n{smuggled}"),
         format!("POST /orders HTTP/1.0\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"),
         // Folded and spaced headers.
-        format!("POST /orders HTTP/1.1\r\nhost: h\r\ntransfer-encoding : chunked\r\ncontent-length: 0\r\n\r\n{smuggled}"),
-        format!("POST /orders HTTP/1.1\r\nhost: h\r\nx: y\r\n transfer-encoding: chunked\r\ncontent-length: {length}\r\n\r\n{smuggled}"),
+        format!(
+            "POST /orders HTTP/1.1\r\nhost: h\r\ntransfer-encoding : chunked\r\ncontent-length: 0\r\n\r\n{smuggled}"
+        ),
+        format!(
+            "POST /orders HTTP/1.1\r\nhost: h\r\nx: y\r\n transfer-encoding: chunked\r\ncontent-length: {length}\r\n\r\n{smuggled}"
+        ),
         format!("POST /orders HTTP/1.1\r\nhost: h\r\ncontent-length\0: 0\r\n\r\n{smuggled}"),
         // Chunks that lie.
         format!("POST /orders HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n\r\n{smuggled}"),
-        format!("POST /orders HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n\r\n{smuggled}"),
+        format!(
+            "POST /orders HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n\r\n{smuggled}"
+        ),
         format!("POST /orders HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n{smuggled}"),
     ];
     for attack in &corpus {
@@ -80,7 +86,10 @@ async fn a_replay_leaves_the_connection_in_step() {
     assert_eq!(answer.matches("{\"GET\"").count(), 2, "{answer}");
     // Refused before its body was read: the connection ends, or the body is skipped; it is never a request.
     let body = "GET /smuggled HTTP/1.1\r\nhost: h\r\n\r\n";
-    let bad = format!("POST /orders HTTP/1.1\r\nhost: h\r\nidempotency-key: \"\"\r\ncontent-length: {}\r\n\r\n{body}{get}", body.len());
+    let bad = format!(
+        "POST /orders HTTP/1.1\r\nhost: h\r\nidempotency-key: \"\"\r\ncontent-length: {}\r\n\r\n{body}{get}",
+        body.len()
+    );
     let before = rig.service.requests();
     let answer = raw(rig.gateway.address, bad.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
@@ -118,7 +127,12 @@ async fn large_headers_and_odd_bytes_are_refused() {
     let many = format!("POST /orders HTTP/1.1\r\nhost: h\r\n{}\r\n", "x: y\r\n".repeat(5_000));
     let answer = raw(rig.gateway.address, many.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 431"), "{answer:.80}");
-    for bad in ["GARBAGE\r\n\r\n", "POST /a b HTTP/1.1\r\n\r\n", "\0\0\0\0", "POST /orders HTTP/1.1\r\nidempotency-key: \"a\0b\"\r\n\r\n"] {
+    for bad in [
+        "GARBAGE\r\n\r\n",
+        "POST /a b HTTP/1.1\r\n\r\n",
+        "\0\0\0\0",
+        "POST /orders HTTP/1.1\r\nidempotency-key: \"a\0b\"\r\n\r\n",
+    ] {
         let answer = raw(rig.gateway.address, bad.as_bytes()).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{bad:?} → {answer}");
     }
