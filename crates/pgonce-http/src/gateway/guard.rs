@@ -61,9 +61,9 @@ impl Place {
         Ok(())
     }
 
-    fn resume(&mut self, queue_wait: Duration) -> Result<(), Problem> {
+    fn resume(&mut self) -> Result<(), Problem> {
         *self = match std::mem::replace(self, Self::Nowhere) {
-            Self::Waiting(waiting) => Self::Running(waiting.resume(queue_wait)?),
+            Self::Waiting(waiting) => Self::Running(waiting.resume()?),
             other => other,
         };
         Ok(())
@@ -102,7 +102,7 @@ impl Gateway {
         let tenant = live.tenant_of(request.headers(), &peer).await?;
         let key = parse_key(request.headers(), &policy.header, policy.syntax).map_err(Problem::KeyMalformed)?;
         let key = key.ok_or(Problem::KeyMissing)?;
-        let permit = self.admission.admit(&tenant, self.batcher.queue_wait())?;
+        let permit = self.admission.admit(&tenant)?;
         if let Some(regions) = &live.regions
             && let Some(home) = regions.away(request.headers_mut(), &tenant, &policy.scope, &key)?
         {
@@ -132,7 +132,9 @@ impl Gateway {
             }
             match self.flights.enter((tenant.clone(), scope.clone(), key.clone())) {
                 Seat::Leader(leader) => {
-                    guarded.place.resume(self.batcher.queue_wait())?;
+                    guarded.place.resume()?;
+                    // Only now: what a cache or a running request answers costs the database nothing.
+                    self.admission.shed(tenant, self.batcher.queue_wait())?;
                     let (sender, answered) = oneshot::channel();
                     let gateway = Arc::clone(self);
                     // Of its own: a client that goes away does not take its effect's outcome with it.
