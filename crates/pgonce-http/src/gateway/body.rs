@@ -8,6 +8,8 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
+use super::headers::clean_trailers;
+
 /// Why a body ended before its end.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -34,18 +36,23 @@ impl From<Bytes> for Body {
     }
 }
 
+fn cleaned(mut frame: Frame<Bytes>) -> Frame<Bytes> {
+    if let Some(trailers) = frame.trailers_mut() {
+        clean_trailers(trailers);
+    }
+    frame
+}
+
 impl http_body::Body for Body {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         match self.get_mut() {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Streaming(incoming) => {
-                Pin::new(incoming).poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+                let frame = ready!(Pin::new(incoming).poll_frame(context));
+                Poll::Ready(frame.map(|frame| frame.map(cleaned).map_err(Into::into)))
             }
             Self::Recorded { pieces, left } => Poll::Ready(match ready!(pieces.poll_recv(context)) {
                 Some(Ok(bytes)) => {

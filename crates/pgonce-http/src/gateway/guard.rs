@@ -360,7 +360,8 @@ impl Guarded {
         headers.insert(KEY, value(&self.name.key)?);
         headers.insert(SCOPE, value(&self.name.scope)?);
         headers.insert(TENANT, value(&self.name.tenant)?);
-        // What was chunked is whole now.
+        // What was chunked is whole now, and what came behind it is not part of the request that is guarded.
+        headers.remove(header::TRAILER);
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(self.body.len()));
         Ok(request)
     }

@@ -51,6 +51,7 @@ impl Gateway {
         let status = response.status();
         let (mut head, mut body) = response.into_parts();
         strip_hop_by_hop(&mut head.headers);
+        head.headers.remove(http::header::TRAILER); // a response that is stored has none
         if flight.guarded.policy().is_outcome(status) {
             return self.record(flight, reply, head, body).await;
         }
@@ -130,12 +131,12 @@ impl Gateway {
         let limit = flight.guarded.policy().response_bytes_max;
         let mut recorded = Some(BytesMut::from(&begun[..])).filter(|_| begun.len() <= limit);
         let mut last = begun;
-        loop {
         // What the client has not taken. As long as it is recorded anyway, the service is read on: a client that
         // stops reading must not keep an outcome from being stored.
         let mut queue = VecDeque::new();
         let mut moved_at = tokio::time::Instant::now();
         let mut is_cut = false;
+        loop {
             let frame = tokio::select! {
                 biased;
                 () = flight.kept.lost() => {
@@ -185,8 +186,8 @@ impl Gateway {
             }
         }
         match self.store(flight, &head, recorded.map(BytesMut::freeze)).await {
-            Ok(_) => {
             Ok(_) if is_cut => Err("the client did not read"),
+            Ok(_) => {
                 for piece in queue.into_iter().chain([last]) {
                     let _ = client.send(Ok(piece)).await;
                 }

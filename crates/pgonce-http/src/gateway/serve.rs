@@ -14,9 +14,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::{Acceptor, Gateway};
 use super::body::Body;
 use super::upstream::Peer;
+use super::{Acceptor, Gateway};
 use crate::tenant::PeerIdentity;
 
 /// How long a client may take for its TLS handshake.
@@ -33,6 +33,8 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: im
             () = &mut stop => break,
             slot = Arc::clone(&slots).acquire_owned() => slot,
         };
+        // Nobody closes it.
+        let Ok(slot) = slot.map(Arc::new) else { break };
         let accepted = tokio::select! {
             () = &mut stop => break,
             accepted = listener.accept() => accepted,
@@ -49,17 +51,16 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: im
         let gateway = Arc::clone(&gateway);
         let watcher = graceful.watcher();
         tokio::spawn(async move {
-            let _slot = slot;
             let _ = stream.set_nodelay(true);
             let acceptor = gateway.live.load().tls.clone();
             match acceptor {
                 None => {
-                    let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default() };
+                    let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default(), slot };
                     connection(gateway, stream, peer, watcher).await;
                 }
                 Some(acceptor) => {
                     if let Some((stream, identity)) = handshake(&acceptor, stream, address).await {
-                        let peer = Peer { address, tls: true, trusted: false, identity };
+                        let peer = Peer { address, tls: true, trusted: false, identity, slot };
                         connection(gateway, stream, peer, watcher).await;
                     }
                 }
