@@ -38,7 +38,7 @@ impl Gateway {
             } else {
                 text(StatusCode::SERVICE_UNAVAILABLE, "the database does not answer: guarded requests are refused\n")
             }),
-            "metrics" => Ok(self.metrics_page()),
+            "metrics" => Ok(self.metrics_page(live)),
             _ => match path.strip_prefix("status/") {
                 Some(rest) => self.status(live, rest, request.headers(), peer).await,
                 None => Ok(text(StatusCode::NOT_FOUND, "no such endpoint\n")),
@@ -46,12 +46,13 @@ impl Gateway {
         }
     }
 
-    fn metrics_page(&self) -> Response<Body> {
+    fn metrics_page(&self, live: &Live) -> Response<Body> {
         let (counts, tenants) = self.admission.usage();
         metrics::gauge!("pgonce_gateway_flights").set(self.flights.count() as f64);
         metrics::gauge!("pgonce_gateway_inflight").set(counts.running as f64);
         metrics::gauge!("pgonce_gateway_waiters").set(counts.waiting as f64);
         metrics::gauge!("pgonce_gateway_tenants").set(tenants as f64);
+        metrics::gauge!("pgonce_gateway_upstream_away").set(if live.upstream.breaker.is_open() { 1.0 } else { 0.0 });
         let mut page = text(StatusCode::OK, "");
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         page.headers_mut().insert(header::CONTENT_TYPE, kind);

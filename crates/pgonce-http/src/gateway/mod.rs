@@ -132,10 +132,17 @@ pub async fn run(
     let reloading = Arc::clone(&gateway);
     let reloads = async move {
         while reload.recv().await.is_some() {
-            match reloading.reload(&source).await {
-                Ok(()) => tracing::info!("configuration reloaded"),
-                Err(error) => tracing::error!(%error, "not reloaded; the running configuration stays"),
-            }
+            let result = match reloading.reload(&source).await {
+                Ok(()) => {
+                    tracing::info!("configuration reloaded");
+                    "done"
+                }
+                Err(error) => {
+                    tracing::error!(%error, "not reloaded; the running configuration stays");
+                    "refused"
+                }
+            };
+            metrics::counter!("pgonce_gateway_reloads_total", "result" => result).increment(1);
         }
         std::future::pending::<()>().await;
     };
@@ -170,14 +177,15 @@ fn recorder() -> PrometheusHandle {
 
 impl Gateway {
     async fn reload(&self, source: &ConfigSource) -> Result<(), GatewayError> {
-        let config = source.load()?;
-        define_scopes(&self.batcher, &config).await?;
         let running = self.live.load_full();
-        if config.listen != running.config.listen {
+        let live = Live::build(source.load()?, Some(&running))?;
+        // Everything else that can be wrong has been looked at: from here on it is the new configuration.
+        define_scopes(&self.batcher, &live.config).await?;
+        if live.config.listen != running.config.listen {
             tracing::warn!("a new listen address needs a restart");
         }
-        self.admission.set_limits(config.limits.clone());
-        self.live.store(Arc::new(Live::build(config, Some(&running))?));
+        self.admission.set_limits(live.config.limits.clone());
+        self.live.store(Arc::new(live));
         Ok(())
     }
 
@@ -213,7 +221,11 @@ impl Live {
             Some(running) => Arc::clone(&running.caches),
             None => Arc::new(Caches::new(config.cache.clone()).map_err(|error| setup(&error))?),
         };
-        let upstream = Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?;
+        let mut upstream = Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?;
+        if let Some(running) = running.filter(|running| running.config.upstream.url == config.upstream.url) {
+            upstream.breaker = running.upstream.breaker.clone(); // it is as far away as it was
+            upstream.breaker.set_config(config.upstream.breaker);
+        }
         let regions = config.regions.as_ref().map(|regions| Homes::new(regions, &config.upstream)).transpose();
         let tls = config.tls.as_ref().map(tls::acceptor).transpose().map_err(|error| setup(&error))?;
         Ok(Self { caches, upstream, regions: regions.map_err(|error| setup(&error))?, tls: tls.map(Acceptor), config })
