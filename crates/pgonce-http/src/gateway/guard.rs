@@ -19,10 +19,9 @@ use super::config::Route;
 use super::flights::{Follower, Leader, Seat, Stage};
 use super::headers::{CLAIM, KEY, SCOPE, TENANT, strip_hop_by_hop};
 use super::upstream::{Lost, Peer};
-use super::{Gateway, Live};
+use super::{Gateway, Live, Named};
 use crate::cache::Replay;
 use crate::fingerprint::request_fingerprint;
-use crate::key::parse_key;
 use crate::policy::{InProgress, Policy, Requirement};
 use crate::problem::Problem;
 use crate::stored::StoredResponse;
@@ -99,20 +98,19 @@ impl Gateway {
         if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
             return live.upstream.pass(request, &peer).await;
         }
-        let tenant = live.tenant_of(request.headers(), &peer).await?;
-        let key = parse_key(request.headers(), &policy.header, policy.syntax).map_err(Problem::KeyMalformed)?;
-        let key = key.ok_or(Problem::KeyMissing)?;
-        let permit = self.admission.admit(&tenant)?;
+        let named = live.names(&mut request, policy, &peer).await?;
+        let permit = self.admission.admit(&named.tenant)?;
         if let Some(regions) = &live.regions
-            && let Some(home) = regions.away(request.headers_mut(), &tenant, &policy.scope, &key)?
+            && let Some(home) = regions.away(&named, &policy.scope)?
         {
             return home.forward(request, &peer).await;
         }
-        let peer = match live.regions.as_ref().is_some_and(|regions| regions.is_forwarded(request.headers())) {
+        let peer = match named.forwarded {
             // The gateway that forwarded it knows whose it is.
             true => Arc::new(Peer { trusted: true, ..(*peer).clone() }),
             false => peer,
         };
+        let Named { tenant, key, .. } = named;
         let (head, body) = request.into_parts();
         let body = whole_body(body, policy).await?;
         let fingerprint = request_fingerprint(&policy.fingerprint, &head.method, &head.uri, &head.headers, &body);
