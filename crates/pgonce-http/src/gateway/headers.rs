@@ -120,6 +120,7 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
 

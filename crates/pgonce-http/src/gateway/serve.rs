@@ -35,6 +35,7 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: im
         };
         // Nobody closes it.
         let Ok(slot) = slot.map(Arc::new) else { break };
+        let place = Arc::downgrade(&slot);
         let accepted = tokio::select! {
             () = &mut stop => break,
             accepted = listener.accept() => accepted,
@@ -51,16 +52,17 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: im
         let gateway = Arc::clone(&gateway);
         let watcher = graceful.watcher();
         tokio::spawn(async move {
+            let _slot = slot;
             let _ = stream.set_nodelay(true);
             let acceptor = gateway.live.load().tls.clone();
             match acceptor {
                 None => {
-                    let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default(), slot };
+                    let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default(), place };
                     connection(gateway, stream, peer, watcher).await;
                 }
                 Some(acceptor) => {
                     if let Some((stream, identity)) = handshake(&acceptor, stream, address).await {
-                        let peer = Peer { address, tls: true, trusted: false, identity, slot };
+                        let peer = Peer { address, tls: true, trusted: false, identity, place };
                         connection(gateway, stream, peer, watcher).await;
                     }
                 }

@@ -1,7 +1,7 @@
 //! The service behind: how requests get there, and what it means when they do not.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::Weak;
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderValue};
@@ -30,8 +30,8 @@ pub(crate) struct Peer {
     /// Another of our gateways, which has said whose request it is.
     pub(crate) trusted: bool,
     pub(crate) identity: crate::tenant::PeerIdentity,
-    /// Its place among the connections that are taken: an upgraded one keeps it.
-    pub(crate) slot: Arc<OwnedSemaphorePermit>,
+    /// Its place among the connections that are taken, as long as it is open; an upgraded one keeps it.
+    pub(crate) place: Weak<OwnedSemaphorePermit>,
 }
 
 /// Why there is no response.
@@ -193,9 +193,9 @@ impl Upstream {
         }
         let agreed = response.headers().get(header::UPGRADE).cloned();
         let ours = hyper::upgrade::on(&mut response);
-        let slot = Arc::clone(&peer.slot);
+        let place = peer.place.upgrade();
         tokio::spawn(async move {
-            let _slot = slot;
+            let _place = place;
             match tokio::try_join!(theirs, ours) {
                 Ok((client, upstream)) => {
                     let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
