@@ -14,10 +14,11 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::admission::{Permit, Waiting};
-use super::body::Body;
+use super::body::{Body, discard};
 use super::config::Route;
 use super::flights::{Follower, Leader, Seat, Stage};
 use super::headers::{CLAIM, KEY, SCOPE, TENANT, strip_hop_by_hop};
+use super::homes::Home;
 use super::upstream::{Lost, Peer};
 use super::{Gateway, Live, Named};
 use crate::cache::Replay;
@@ -98,11 +99,15 @@ impl Gateway {
         if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
             return live.upstream.pass(request, &peer).await;
         }
-        let named = live.names(&mut request, policy, &peer).await?;
-        let permit = self.admission.admit(&named.tenant)?;
-        if let Some(regions) = &live.regions
-            && let Some(home) = regions.away(&named, &policy.scope)?
-        {
+        let (named, permit, home) = match self.enter(&live, policy, &mut request, &peer).await {
+            Ok(entered) => entered,
+            Err(problem) => {
+                let (head, body) = request.into_parts();
+                discard(head.version, &head.headers, body);
+                return Err(problem);
+            }
+        };
+        if let Some(home) = home {
             return home.forward(request, &peer).await;
         }
         let peer = match named.forwarded {
@@ -111,13 +116,38 @@ impl Gateway {
             false => peer,
         };
         let Named { tenant, key, .. } = named;
-        let (head, body) = request.into_parts();
-        let body = whole_body(body, policy).await?;
+        let (head, mut body) = request.into_parts();
+        let body = match whole_body(&mut body, policy).await {
+            Ok(whole) => whole,
+            Err(problem) => {
+                if matches!(problem, Problem::BodyTooLarge { .. }) {
+                    discard(head.version, &head.headers, body);
+                }
+                return Err(problem);
+            }
+        };
         let fingerprint = request_fingerprint(&policy.fingerprint, &head.method, &head.uri, &head.headers, &body);
         let name = IntentName { tenant, scope: policy.scope.clone(), key, fingerprint };
         let guarded =
             Guarded { live, route: Arc::clone(&route), name, head, body, peer, place: Place::Running(permit) };
         self.answer(guarded).await
+    }
+
+    /// Whose request it is, its place among those that run, and its home, if that is elsewhere.
+    async fn enter<'a>(
+        &self,
+        live: &'a Live,
+        policy: &Policy,
+        request: &mut Request<Incoming>,
+        peer: &Peer,
+    ) -> Result<(Named, Permit, Option<Home<'a>>), Problem> {
+        let named = live.names(request, policy, peer).await?;
+        let permit = self.admission.admit(&named.tenant)?;
+        let home = match &live.regions {
+            Some(regions) => regions.away(&named, &policy.scope)?,
+            None => None,
+        };
+        Ok((named, permit, home))
     }
 
     /// From the cache, from the flight that the request joins, or by leading one.
@@ -411,7 +441,7 @@ pub(crate) fn publish_expiry(response: &mut Response<Body>, fresh_for: Option<Du
 }
 
 /// The whole body, or why it is not to be had. Nothing has been claimed so far.
-async fn whole_body(mut body: Incoming, policy: &Policy) -> Result<Bytes, Problem> {
+async fn whole_body(body: &mut Incoming, policy: &Policy) -> Result<Bytes, Problem> {
     let limit = policy.body_bytes_max;
     let too_large = || Problem::BodyTooLarge { limit };
     if body.size_hint().lower() > limit as u64 {
