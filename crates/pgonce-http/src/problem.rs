@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 
 use crate::KeyError;
 
-/// What a problem's `type` starts with; its slug follows. A name, first of all: programs compare it and need not
-/// fetch it.
-pub const BASE: &str = "https://pgonce.dev/problems/";
+/// What a problem's `type` starts with; its slug follows. A name: programs compare it, and nothing can be fetched
+/// there. Where a page about it is, whoever answers says in `Link` (the gateway: `/_pgonce/problems/<slug>`).
+pub const BASE: &str = "urn:pgonce:problem:";
 
 /// What this request did about the effect that it asks for. What an earlier request with the same key did stands:
 /// to a client that was told "unknown" before, a later "not done" (no database, say) is no news of that one.
@@ -407,9 +407,6 @@ impl Problem {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         // A cache that kept a 410 or a 503 would answer retries that could learn more.
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Ok(link) = HeaderValue::try_from(format!("<{uri}>; rel=\"help\"")) {
-            headers.insert(header::LINK, link);
-        }
         if let Some(wait_s) = wait_s {
             headers.insert(header::RETRY_AFTER, wait_s.into());
         }
@@ -464,6 +461,8 @@ impl StatusMap {
         self.overrides.get(problem.slug()).copied().unwrap_or_else(|| problem.default_status())
     }
 }
+
+mod help;
 
 #[cfg(test)]
 mod tests;

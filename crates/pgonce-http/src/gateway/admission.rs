@@ -49,12 +49,17 @@ impl Admission {
         self.state().limits = limits;
     }
 
-    /// Takes a request on, if there is room. `queue_wait` is what requests waited lately for a database
-    /// connection (p99): over `shed_wait` a part of them is shed, growing to nearly all at twice that. Whoever has
-    /// less than an even share running is spared until twice as late.
-    pub(super) fn admit(&self, tenant: &str, queue_wait: Duration) -> Result<Permit, Problem> {
-        let tenant = self.state().admit(tenant, queue_wait)?;
+    /// Takes a request on, if there is room.
+    pub(super) fn admit(&self, tenant: &str) -> Result<Permit, Problem> {
+        let tenant = self.state().admit(tenant)?;
         Ok(Permit(Held { admission: self.clone(), tenant, kind: Kind::Running }))
+    }
+
+    /// Whether a request that was taken on may ask the database. `queue_wait` is what requests waited lately for
+    /// one of its connections (p99): over `shed_wait` a part of them is shed, growing to nearly all at twice that.
+    /// Whoever has no more than an even share running is spared until twice as late.
+    pub(super) fn shed(&self, tenant: &str, queue_wait: Duration) -> Result<(), Problem> {
+        self.state().shed(tenant, queue_wait)
     }
 
     /// What runs and waits now, and of how many tenants.
@@ -87,9 +92,9 @@ pub(super) struct Waiting(Held);
 
 impl Waiting {
     /// The request runs after all, as if it came now.
-    pub(super) fn resume(self, queue_wait: Duration) -> Result<Permit, Problem> {
+    pub(super) fn resume(self) -> Result<Permit, Problem> {
         let Held { admission, tenant, .. } = &self.0;
-        admission.state().may_run(tenant, queue_wait)?;
+        admission.state().may_run(tenant)?;
         Ok(Permit(self.0.become_kind(Kind::Running)))
     }
 }
@@ -134,8 +139,8 @@ impl Counts {
 }
 
 impl State {
-    fn admit(&mut self, tenant: &str, queue_wait: Duration) -> Result<Arc<str>, Problem> {
-        self.may_run(tenant, queue_wait)?;
+    fn admit(&mut self, tenant: &str) -> Result<Arc<str>, Problem> {
+        self.may_run(tenant)?;
         let known = self.tenants.get_key_value(tenant).map(|(known, _)| known.clone());
         let tenant = known.unwrap_or_else(|| tenant.into());
         self.add(&tenant, Kind::Running);
@@ -162,13 +167,12 @@ impl State {
     }
 
     /// A tenant over its own limit is told so, also when everybody is over theirs: that is what it can change.
-    fn may_run(&mut self, tenant: &str, queue_wait: Duration) -> Result<(), Problem> {
-        let running = self.counts(tenant).running;
-        if running >= self.limits.tenant_inflight_max {
+    fn may_run(&mut self, tenant: &str) -> Result<(), Problem> {
+        if self.counts(tenant).running >= self.limits.tenant_inflight_max {
             return Err(Problem::QuotaExceeded { retry_after: self.retry_after(Duration::ZERO) });
         }
-        if self.total.running >= self.limits.inflight_max || self.sheds(running, queue_wait) {
-            return Err(Problem::Overloaded { retry_after: self.retry_after(queue_wait) });
+        if self.total.running >= self.limits.inflight_max {
+            return Err(Problem::Overloaded { retry_after: self.retry_after(Duration::ZERO) });
         }
         Ok(())
     }
@@ -183,19 +187,21 @@ impl State {
         Ok(())
     }
 
-    fn sheds(&mut self, running: usize, queue_wait: Duration) -> bool {
+    fn shed(&mut self, tenant: &str, queue_wait: Duration) -> Result<(), Problem> {
         if queue_wait <= self.limits.shed_wait {
             self.shed_debt = 0.0;
-            return false;
+            return Ok(());
         }
-        let is_small = running < self.total.running / self.tenants.len().max(1);
+        // The request itself is among those that run.
+        let others = self.counts(tenant).running.saturating_sub(1);
+        let is_small = others < self.total.running.saturating_sub(1) / self.tenants.len().max(1);
         let late = self.limits.shed_wait.as_secs_f64() * if is_small { 2.0 } else { 1.0 };
         self.shed_debt += (queue_wait.as_secs_f64() / late - 1.0).clamp(0.0, SHED_MAX);
-        let is_due = self.shed_debt >= 1.0;
-        if is_due {
-            self.shed_debt -= 1.0;
+        if self.shed_debt < 1.0 {
+            return Ok(());
         }
-        is_due
+        self.shed_debt -= 1.0;
+        Err(Problem::Overloaded { retry_after: self.retry_after(queue_wait) })
     }
 
     fn retry_after(&mut self, queue_wait: Duration) -> Duration {
@@ -209,8 +215,6 @@ impl State {
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
-
-    const NO_WAIT: Duration = Duration::ZERO;
 
     fn limits(inflight_max: usize, tenant_inflight_max: usize) -> Limits {
         Limits {
@@ -232,14 +236,14 @@ mod tests {
     #[test]
     fn a_tenant_has_its_limit_and_all_have_theirs() {
         let admission = Admission::new(limits(3, 2));
-        let first = admission.admit("a", NO_WAIT).unwrap();
-        let _second = admission.admit("a", NO_WAIT).unwrap();
-        assert_eq!(slug(admission.admit("a", NO_WAIT)), "quota-exceeded");
-        let _third = admission.admit("b", NO_WAIT).unwrap();
-        assert_eq!(slug(admission.admit("c", NO_WAIT)), "overloaded");
-        assert_eq!(slug(admission.admit("a", NO_WAIT)), "quota-exceeded", "its own limit comes first");
+        let first = admission.admit("a").unwrap();
+        let _second = admission.admit("a").unwrap();
+        assert_eq!(slug(admission.admit("a")), "quota-exceeded");
+        let _third = admission.admit("b").unwrap();
+        assert_eq!(slug(admission.admit("c")), "overloaded");
+        assert_eq!(slug(admission.admit("a")), "quota-exceeded", "its own limit comes first");
         drop(first);
-        let fourth = admission.admit("c", NO_WAIT).unwrap();
+        let fourth = admission.admit("c").unwrap();
         assert_eq!(admission.usage(), (Counts { running: 3, waiting: 0 }, 3));
         drop(fourth);
         assert_eq!(admission.usage(), (Counts { running: 2, waiting: 0 }, 2), "who has nothing is forgotten");
@@ -248,13 +252,13 @@ mod tests {
     #[test]
     fn waiters_leave_the_running_and_have_their_own_limits() {
         let admission = Admission::new(limits(2, 1));
-        let waiting = admission.admit("a", NO_WAIT).unwrap().wait().unwrap();
-        let _second = admission.admit("a", NO_WAIT).unwrap().wait().unwrap();
-        assert_eq!(slug(admission.admit("a", NO_WAIT).unwrap().wait()), "quota-exceeded");
-        let _third = admission.admit("b", NO_WAIT).unwrap().wait().unwrap();
-        assert_eq!(slug(admission.admit("b", NO_WAIT).unwrap().wait()), "overloaded");
+        let waiting = admission.admit("a").unwrap().wait().unwrap();
+        let _second = admission.admit("a").unwrap().wait().unwrap();
+        assert_eq!(slug(admission.admit("a").unwrap().wait()), "quota-exceeded");
+        let _third = admission.admit("b").unwrap().wait().unwrap();
+        assert_eq!(slug(admission.admit("b").unwrap().wait()), "overloaded");
         assert_eq!(admission.usage(), (Counts { running: 0, waiting: 3 }, 2));
-        let running = waiting.resume(NO_WAIT).unwrap();
+        let running = waiting.resume().unwrap();
         assert_eq!(admission.usage(), (Counts { running: 1, waiting: 2 }, 2));
         drop(running);
         drop(_second);
@@ -265,64 +269,61 @@ mod tests {
     #[test]
     fn a_waiter_that_may_not_run_leaves() {
         let admission = Admission::new(limits(1, 1));
-        let waiting = admission.admit("a", NO_WAIT).unwrap().wait().unwrap();
-        let _running = admission.admit("a", NO_WAIT).unwrap();
-        assert_eq!(slug(waiting.resume(NO_WAIT)), "quota-exceeded");
+        let waiting = admission.admit("a").unwrap().wait().unwrap();
+        let _running = admission.admit("a").unwrap();
+        assert_eq!(slug(waiting.resume()), "quota-exceeded");
         assert_eq!(admission.usage().0, Counts { running: 1, waiting: 0 });
     }
 
     /// How many of 1000 are shed.
     fn shed(admission: &Admission, tenant: &str, wait_ms: u64) -> usize {
-        let refused = |_: &usize| admission.admit(tenant, Duration::from_millis(wait_ms)).is_err();
+        let refused = |_: &usize| {
+            let _running = admission.admit(tenant).unwrap();
+            admission.shed(tenant, Duration::from_millis(wait_ms)).is_err()
+        };
         (0..1000).filter(refused).count()
     }
 
     #[test]
     fn load_is_shed_by_how_long_the_queue_is() {
         let admission = Admission::new(limits(1000, 1000));
-        let _held: Vec<_> = (0..10).map(|_| admission.admit("flood", NO_WAIT).unwrap()).collect();
-        let _other = admission.admit("other", NO_WAIT).unwrap();
+        let _held: Vec<_> = (0..10).map(|_| admission.admit("flood").unwrap()).collect();
+        let _other = admission.admit("other").unwrap();
         assert_eq!(shed(&admission, "flood", 1000), 0);
         assert!((490..=510).contains(&shed(&admission, "flood", 1500)));
         assert!((940..=951).contains(&shed(&admission, "flood", 60_000)), "some always pass");
         assert_eq!(shed(&admission, "other", 2000), 0, "whoever has little is spared");
         assert!((490..=510).contains(&shed(&admission, "other", 3000)), "but not for ever");
-        assert_eq!(
-            slug(
-                admission
-                    .admit("flood", Duration::from_secs(60))
-                    .and(admission.admit("flood", Duration::from_secs(60)))
-            ),
-            "overloaded"
-        );
+        let minute = Duration::from_secs(60);
+        assert_eq!(slug(admission.shed("flood", minute).and(admission.shed("flood", minute))), "overloaded");
         assert_eq!(shed(&admission, "flood", 10), 0, "over as soon as it is over");
     }
 
     #[test]
     fn the_only_tenant_is_shed_as_well() {
         let admission = Admission::new(limits(1000, 1000));
-        let _held = admission.admit("", NO_WAIT).unwrap();
+        let _held = admission.admit("").unwrap();
         assert!(shed(&admission, "", 2000) > 900);
     }
 
     #[test]
     fn refused_ones_come_back_at_different_times() {
         let admission = Admission::new(limits(0, 1));
-        let mut waits: Vec<_> =
-            (0..3).filter_map(|_| admission.admit("a", NO_WAIT).unwrap_err().retry_after()).collect();
+        let mut waits: Vec<_> = (0..3).filter_map(|_| admission.admit("a").unwrap_err().retry_after()).collect();
         waits.sort();
         assert_eq!(waits, [1, 2, 3].map(Duration::from_secs));
-        let long = admission.admit("a", Duration::from_secs(3600)).unwrap_err().retry_after();
+        let hour = Duration::from_secs(3600);
+        let long = admission.shed("a", hour).and(admission.shed("a", hour)).unwrap_err().retry_after();
         assert_eq!(long, Some(RETRY_AFTER_MAX));
     }
 
     #[test]
     fn new_limits_count_from_now_on() {
         let admission = Admission::new(limits(5, 5));
-        let held: Vec<_> = (0..5).map(|_| admission.admit("a", NO_WAIT).unwrap()).collect();
+        let held: Vec<_> = (0..5).map(|_| admission.admit("a").unwrap()).collect();
         admission.set_limits(limits(2, 2));
-        assert!(admission.admit("a", NO_WAIT).is_err());
+        assert!(admission.admit("a").is_err());
         drop(held);
-        assert!(admission.admit("a", NO_WAIT).is_ok());
+        assert!(admission.admit("a").is_ok());
     }
 }

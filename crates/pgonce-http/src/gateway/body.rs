@@ -2,11 +2,16 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use http::{HeaderMap, Version, header};
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
+
+use super::headers::clean_trailers;
 
 /// Why a body ended before its end.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -34,6 +39,33 @@ impl From<Bytes> for Body {
     }
 }
 
+/// Of a refused body, so much is read and dropped, for so long.
+const DISCARDED_BYTES_MAX: usize = 64 * 1024 * 1024;
+const DISCARDING_MAX: Duration = Duration::from_secs(10);
+
+/// Lets go of a request that was refused before its body was read. The client may still be writing: to close the
+/// connection under it would take the answer along (RFC 9112, 9.6), so what it writes is read, within limits.
+pub(crate) fn discard(version: Version, headers: &HeaderMap, mut body: Incoming) {
+    // Over HTTP/2 the answer goes its own way; and reading would ask a client that waits for 100 to send.
+    if version == Version::HTTP_2 || headers.contains_key(header::EXPECT) || body.is_end_stream() {
+        return;
+    }
+    tokio::spawn(tokio::time::timeout(DISCARDING_MAX, async move {
+        let mut left = DISCARDED_BYTES_MAX;
+        while let Some(Ok(frame)) = body.frame().await {
+            let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { return };
+            left = rest;
+        }
+    }));
+}
+
+fn cleaned(mut frame: Frame<Bytes>) -> Frame<Bytes> {
+    if let Some(trailers) = frame.trailers_mut() {
+        clean_trailers(trailers);
+    }
+    frame
+}
+
 impl http_body::Body for Body {
     type Data = Bytes;
     type Error = BodyError;
@@ -42,7 +74,8 @@ impl http_body::Body for Body {
         match self.get_mut() {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Streaming(incoming) => {
-                Pin::new(incoming).poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+                let frame = ready!(Pin::new(incoming).poll_frame(context));
+                Poll::Ready(frame.map(|frame| frame.map(cleaned).map_err(Into::into)))
             }
             Self::Recorded { pieces, left } => Poll::Ready(match ready!(pieces.poll_recv(context)) {
                 Some(Ok(bytes)) => {

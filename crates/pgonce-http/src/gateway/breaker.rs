@@ -31,6 +31,11 @@ impl Breaker {
         Self(Arc::new(Mutex::new(State { config, phase: Phase::Closed { failures: 0 }, generation: 0 })))
     }
 
+    /// New settings, for what comes from now on.
+    pub(super) fn set_config(&self, config: BreakerConfig) {
+        self.state().config = config;
+    }
+
     /// Whether the upstream may be asked now. Otherwise nothing was sent to it.
     pub(super) fn admit(&self) -> Result<Attempt, Problem> {
         self.admit_at(Instant::now())

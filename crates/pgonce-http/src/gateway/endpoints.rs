@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use pgonce::{Claim, Fingerprint, IntentName, Observed};
 
@@ -12,24 +12,26 @@ use super::body::Body;
 use super::guard::of_database;
 use super::probe::encoded;
 use super::upstream::Peer;
-use super::{Gateway, Live};
-use crate::key::parse_key;
-use crate::problem::Problem;
+use super::{Gateway, Live, Named};
+use crate::problem::{Problem, SLUGS};
 
 /// Everything under it is the gateway's own; nothing of it reaches the upstream.
 pub(crate) const PREFIX: &str = "/_pgonce/";
+const PROBLEMS: &str = "problems";
 
 impl Gateway {
     /// Answers one of them.
     pub(crate) async fn own_endpoint(
         &self,
         live: &Arc<Live>,
-        request: &Request<Incoming>,
+        request: Request<Incoming>,
         peer: &Peer,
     ) -> Result<Response<Body>, Problem> {
         let path = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Ok(text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n"));
+            let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
+            refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return Ok(refused);
         }
         match path {
             "health" => Ok(text(StatusCode::OK, "alive\n")),
@@ -39,9 +41,13 @@ impl Gateway {
                 text(StatusCode::SERVICE_UNAVAILABLE, "the database does not answer: guarded requests are refused\n")
             }),
             "metrics" => Ok(self.metrics_page(live)),
-            _ => match path.strip_prefix("status/") {
-                Some(rest) => self.status(live, rest, request.headers(), peer).await,
-                None => Ok(text(StatusCode::NOT_FOUND, "no such endpoint\n")),
+            _ => match path.split_once('/') {
+                Some(("status", rest)) => {
+                    let rest = rest.to_owned();
+                    self.status(live, &rest, request, peer).await
+                }
+                Some((PROBLEMS, slug)) => Ok(problem_page(slug)),
+                _ => Ok(text(StatusCode::NOT_FOUND, "no such endpoint\n")),
             },
         }
     }
@@ -51,8 +57,8 @@ impl Gateway {
         metrics::gauge!("pgonce_gateway_flights").set(self.flights.count() as f64);
         metrics::gauge!("pgonce_gateway_inflight").set(counts.running as f64);
         metrics::gauge!("pgonce_gateway_waiters").set(counts.waiting as f64);
-        metrics::gauge!("pgonce_upstream_open").set(u8::from(live.upstream.breaker.is_open()));
         metrics::gauge!("pgonce_gateway_tenants").set(tenants as f64);
+        metrics::gauge!("pgonce_gateway_upstream_away").set(if live.upstream.breaker.is_open() { 1.0 } else { 0.0 });
         let mut page = text(StatusCode::OK, "");
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         page.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -65,7 +71,7 @@ impl Gateway {
         &self,
         live: &Arc<Live>,
         rest: &str,
-        headers: &HeaderMap,
+        mut request: Request<Incoming>,
         peer: &Peer,
     ) -> Result<Response<Body>, Problem> {
         let unknown = || Ok(text(StatusCode::NOT_FOUND, "no such status\n"));
@@ -75,10 +81,14 @@ impl Gateway {
         else {
             return unknown();
         };
-        let tenant = live.tenant_of(headers, peer).await?;
-        let key = parse_key(headers, &route.policy.header, route.policy.syntax).map_err(Problem::KeyMalformed)?;
-        let name =
-            IntentName { tenant, scope: route.policy.scope.clone(), key: key.ok_or(Problem::KeyMissing)?, fingerprint };
+        let named = live.names(&mut request, &route.policy, peer).await?;
+        if let Some(regions) = &live.regions
+            && let Some(home) = regions.away(&named, &route.policy.scope)?
+        {
+            return home.forward(request, peer).await;
+        }
+        let Named { tenant, key, .. } = named;
+        let name = IntentName { tenant, scope: route.policy.scope.clone(), key, fingerprint };
         let observed = self.batcher.peek(&name).await.map_err(of_database)?;
         let (status, code) = match observed {
             Some(Observed { claim: Claim::InProgress { .. }, .. }) => ("processing", None),
@@ -89,11 +99,8 @@ impl Gateway {
             // Nobody is at it, and it has no outcome: repeating the request runs it.
             _ => ("claimable", None),
         };
-        let mut response = text(StatusCode::OK, "");
-        *response.body_mut() =
-            Body::from(Bytes::from(serde_json::json!({ "status": status, "response_status": code }).to_string()));
+        let mut response = json(&serde_json::json!({ "status": status, "response_status": code }));
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if status == "processing" {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
@@ -108,6 +115,20 @@ pub(crate) fn status_path(name: &IntentName) -> String {
     format!("{PREFIX}status/{}/{fingerprint}", encoded(&name.scope))
 }
 
+/// What a problem carries in `Link`.
+pub(crate) fn help_link(problem: &Problem) -> String {
+    format!("<{PREFIX}{PROBLEMS}/{}>; rel=\"help\"", problem.slug())
+}
+
+/// What there is to say about a kind of problem; without a slug, which kinds there are.
+fn problem_page(slug: &str) -> Response<Body> {
+    match (slug, Problem::help(slug)) {
+        ("", _) => json(&serde_json::json!({ "problems": SLUGS })),
+        (_, Some(help)) => json(&help),
+        _ => text(StatusCode::NOT_FOUND, "no such problem\n"),
+    }
+}
+
 fn unhex(text: &str) -> Option<Fingerprint> {
     if text.len() != 64 || !text.is_ascii() {
         return None;
@@ -117,6 +138,13 @@ fn unhex(text: &str) -> Option<Fingerprint> {
         *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     }
     Some(Fingerprint(bytes))
+}
+
+fn json(value: &serde_json::Value) -> Response<Body> {
+    let mut response = text(StatusCode::OK, "");
+    *response.body_mut() = Body::from(Bytes::from(format!("{value:#}\n")));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
 fn text(status: StatusCode, text: &'static str) -> Response<Body> {

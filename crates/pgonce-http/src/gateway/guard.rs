@@ -14,15 +14,15 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::admission::{Permit, Waiting};
-use super::body::Body;
+use super::body::{Body, discard};
 use super::config::Route;
 use super::flights::{Follower, Leader, Seat, Stage};
 use super::headers::{CLAIM, KEY, SCOPE, TENANT, strip_hop_by_hop};
+use super::homes::Home;
 use super::upstream::{Lost, Peer};
-use super::{Gateway, Live};
+use super::{Gateway, Live, Named};
 use crate::cache::Replay;
 use crate::fingerprint::request_fingerprint;
-use crate::key::parse_key;
 use crate::policy::{InProgress, Policy, Requirement};
 use crate::problem::Problem;
 use crate::stored::StoredResponse;
@@ -61,9 +61,9 @@ impl Place {
         Ok(())
     }
 
-    fn resume(&mut self, queue_wait: Duration) -> Result<(), Problem> {
+    fn resume(&mut self) -> Result<(), Problem> {
         *self = match std::mem::replace(self, Self::Nowhere) {
-            Self::Waiting(waiting) => Self::Running(waiting.resume(queue_wait)?),
+            Self::Waiting(waiting) => Self::Running(waiting.resume()?),
             other => other,
         };
         Ok(())
@@ -92,38 +92,62 @@ impl Gateway {
         self: &Arc<Self>,
         live: Arc<Live>,
         route: Arc<Route>,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         peer: Arc<Peer>,
     ) -> Result<Response<Body>, Problem> {
         let policy = &route.policy;
         if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
             return live.upstream.pass(request, &peer).await;
         }
-        let sent = match (&live.regions, parse_key(request.headers(), &policy.header, policy.syntax)) {
-            (Some(regions), Ok(Some(key))) => regions.sent_for(request.headers(), &policy.scope, &key),
-            _ => None,
+        let (named, permit, home) = match self.enter(&live, policy, &mut request, &peer).await {
+            Ok(entered) => entered,
+            Err(problem) => {
+                let (head, body) = request.into_parts();
+                discard(head.version, &head.headers, body);
+                return Err(problem);
+            }
         };
-        let tenant = match &sent {
-            Some(tenant) => tenant.clone(),
-            None => live.tenant_of(request.headers(), &peer).await?,
-        };
-        let key = parse_key(request.headers(), &policy.header, policy.syntax).map_err(Problem::KeyMalformed)?;
-        let key = key.ok_or(Problem::KeyMissing)?;
-        let permit = self.admission.admit(&tenant, self.batcher.queue_wait())?;
-        if let Some(regions) = &live.regions
-            && let Some(home) = regions.away(sent.is_some(), &tenant, &policy.scope, &key)?
-        {
+        if let Some(home) = home {
             return home.forward(request, &peer).await;
         }
-        // A gateway of ours has said where the request came from.
-        let peer = if sent.is_some() { Arc::new(Peer { trusted: true, ..(*peer).clone() }) } else { peer };
-        let (head, body) = request.into_parts();
-        let body = whole_body(body, policy).await?;
+        let peer = match named.forwarded {
+            // The gateway that forwarded it knows whose it is.
+            true => Arc::new(Peer { trusted: true, ..(*peer).clone() }),
+            false => peer,
+        };
+        let Named { tenant, key, .. } = named;
+        let (head, mut body) = request.into_parts();
+        let body = match whole_body(&mut body, policy).await {
+            Ok(whole) => whole,
+            Err(problem) => {
+                if matches!(problem, Problem::BodyTooLarge { .. }) {
+                    discard(head.version, &head.headers, body);
+                }
+                return Err(problem);
+            }
+        };
         let fingerprint = request_fingerprint(&policy.fingerprint, &head.method, &head.uri, &head.headers, &body);
         let name = IntentName { tenant, scope: policy.scope.clone(), key, fingerprint };
         let guarded =
             Guarded { live, route: Arc::clone(&route), name, head, body, peer, place: Place::Running(permit) };
         self.answer(guarded).await
+    }
+
+    /// Whose request it is, its place among those that run, and its home, if that is elsewhere.
+    async fn enter<'a>(
+        &self,
+        live: &'a Live,
+        policy: &Policy,
+        request: &mut Request<Incoming>,
+        peer: &Peer,
+    ) -> Result<(Named, Permit, Option<Home<'a>>), Problem> {
+        let named = live.names(request, policy, peer).await?;
+        let permit = self.admission.admit(&named.tenant)?;
+        let home = match &live.regions {
+            Some(regions) => regions.away(&named, &policy.scope)?,
+            None => None,
+        };
+        Ok((named, permit, home))
     }
 
     /// From the cache, from the flight that the request joins, or by leading one.
@@ -136,7 +160,9 @@ impl Gateway {
             }
             match self.flights.enter((tenant.clone(), scope.clone(), key.clone())) {
                 Seat::Leader(leader) => {
-                    guarded.place.resume(self.batcher.queue_wait())?;
+                    guarded.place.resume()?;
+                    // Only now: what a cache or a running request answers costs the database nothing.
+                    self.admission.shed(tenant, self.batcher.queue_wait())?;
                     let (sender, answered) = oneshot::channel();
                     let gateway = Arc::clone(self);
                     // Of its own: a client that goes away does not take its effect's outcome with it.
@@ -362,7 +388,8 @@ impl Guarded {
         headers.insert(KEY, value(&self.name.key)?);
         headers.insert(SCOPE, value(&self.name.scope)?);
         headers.insert(TENANT, value(&self.name.tenant)?);
-        // What was chunked is whole now.
+        // What was chunked is whole now, and what came behind it is not part of the request that is guarded.
+        headers.remove(header::TRAILER);
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(self.body.len()));
         Ok(request)
     }
@@ -414,7 +441,7 @@ pub(crate) fn publish_expiry(response: &mut Response<Body>, fresh_for: Option<Du
 }
 
 /// The whole body, or why it is not to be had. Nothing has been claimed so far.
-async fn whole_body(mut body: Incoming, policy: &Policy) -> Result<Bytes, Problem> {
+async fn whole_body(body: &mut Incoming, policy: &Policy) -> Result<Bytes, Problem> {
     let limit = policy.body_bytes_max;
     let too_large = || Problem::BodyTooLarge { limit };
     if body.size_hint().lower() > limit as u64 {

@@ -16,15 +16,15 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
 
-/// Beside what `Connection` names (RFC 9110, 7.6.1).
-const HOP_BY_HOP: [HeaderName; 9] = [
+/// Beside what `Connection` names (RFC 9110, 7.6.1). `Trailer` is not among them: it tells what a trailer section
+/// holds, and that is passed on.
+const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION,
     header::TE,
-    header::TRAILER,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
@@ -45,6 +45,21 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
     for name in &HOP_BY_HOP {
         headers.remove(name);
+    }
+}
+
+/// Whether whoever sends these takes trailers.
+pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+    let listed = headers.get_all(header::TE).iter().filter_map(|value| value.to_str().ok());
+    listed.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// Takes out of a trailer section what could pass for a header that only this gateway sets.
+pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
+    strip_hop_by_hop(trailers);
+    let ours = [CLAIM, KEY, SCOPE, TENANT, super::regions::HOP];
+    for name in ours.into_iter().chain([X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, FORWARDED]) {
+        trailers.remove(name);
     }
 }
 
@@ -105,6 +120,7 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
 

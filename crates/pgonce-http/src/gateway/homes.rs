@@ -6,11 +6,14 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 
+use super::Named;
 use super::body::Body;
 use super::config::{RegionsConfig, UpstreamConfig};
 use super::headers::{TENANT, strip_hop_by_hop};
 use super::regions::{HOP, Regions};
 use super::upstream::{Lost, Peer, Upstream};
+use crate::key::parse_key;
+use crate::policy::Policy;
 use crate::problem::Problem;
 
 /// How much longer another region's gateway may take than the service behind it.
@@ -30,8 +33,16 @@ pub(super) struct Home<'a> {
     tenant: HeaderValue,
 }
 
+fn text(value: &HeaderValue) -> Option<String> {
+    std::str::from_utf8(value.as_bytes()).ok().map(str::to_owned)
+}
+
 impl Homes {
-    pub(super) fn new(config: &RegionsConfig, upstream: &UpstreamConfig) -> Result<Self, String> {
+    pub(super) fn new(
+        config: &RegionsConfig,
+        upstream: &UpstreamConfig,
+        trust_forwarded: bool,
+    ) -> Result<Self, String> {
         let mut gateways = HashMap::new();
         for region in config.list.iter().filter(|region| region.name != config.own) {
             let gateway = UpstreamConfig {
@@ -40,29 +51,34 @@ impl Homes {
                 timeout: upstream.timeout + HOP_MAX,
                 ..upstream.clone()
             };
-            gateways.insert(region.name.clone(), Upstream::new(&gateway, true).map_err(|error| error.to_string())?);
+            // Home believes what we say of the client: no more of it may be the client's word than here.
+            let gateway = Upstream::new(&gateway, trust_forwarded).map_err(|error| error.to_string())?;
+            gateways.insert(region.name.clone(), gateway);
         }
         Ok(Self { regions: Regions::new(config).ok_or("the regions' secret cannot be used")?, gateways })
     }
 
-    /// The tenant of a request that another of our gateways has sent here, by its signed word. What it learned
-    /// from the client's certificate cannot be seen from here.
-    pub(super) fn sent_for(&self, headers: &HeaderMap, scope: &str, key: &str) -> Option<String> {
-        let (hop, tenant) = (headers.get(HOP)?, headers.get(TENANT)?.to_str().ok()?);
-        self.regions.is_hop(hop, tenant, scope, key, SystemTime::now()).then(|| tenant.to_owned())
+    /// The tenant of a request that another gateway has sent here: it has verified what the client showed, which
+    /// this one may not even see (a certificate, say). What anybody else says under these names is dropped.
+    pub(super) fn sent(&self, headers: &mut HeaderMap, policy: &Policy) -> Option<String> {
+        let hop = headers.remove(HOP)?;
+        let tenant = headers.remove(TENANT).map_or(Some(String::new()), |tenant| text(&tenant))?;
+        let key = parse_key(headers, &policy.header, policy.syntax).ok()??;
+        self.regions.is_hop(&hop, &tenant, &policy.scope, &key, SystemTime::now()).then_some(tenant)
     }
 
-    /// Where the request belongs, if not here. One that was sent here goes no further: two gateways that disagree
-    /// about a key's home must not send it around, and must not both run it.
-    pub(super) fn away(&self, sent: bool, tenant: &str, scope: &str, key: &str) -> Result<Option<Home<'_>>, Problem> {
+    /// Where the request belongs, if not here. One that was forwarded here goes no further: two gateways that
+    /// disagree about a key's home must not send it around, and must not both run it.
+    pub(super) fn away(&self, named: &Named, scope: &str) -> Result<Option<Home<'_>>, Problem> {
+        let Named { tenant, key, forwarded } = named;
         let Some(home) = self.regions.home(tenant, scope, key) else { return Ok(None) };
-        if sent {
+        if *forwarded {
             tracing::error!(home = %home.name, "another gateway takes this one for a key's home: the regions differ");
             return Err(Problem::HomeAway);
         }
         let hop = self.regions.hop(home, tenant, scope, key, SystemTime::now()).ok_or(Problem::Internal)?;
         let gateway = self.gateways.get(&home.name).ok_or(Problem::HomeAway)?;
-        let tenant = HeaderValue::try_from(tenant).map_err(|_| Problem::TenantRefused)?;
+        let tenant = HeaderValue::from_bytes(tenant.as_bytes()).map_err(|_| Problem::Internal)?;
         Ok(Some(Home { gateway, hop, tenant }))
     }
 }

@@ -23,11 +23,11 @@ mod upstream;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::header::{self, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use pgonce::{Answer, BatchSettings, Batcher, IntentName, Settings};
@@ -42,9 +42,10 @@ use self::flights::Flights;
 use self::homes::Homes;
 use self::upstream::{Peer, Upstream};
 use crate::cache::Caches;
+use crate::key::parse_key;
+use crate::policy::Policy;
 use crate::problem::{Problem, StatusMap};
 use crate::stored::{StoredResponse, sealed_with};
-use crate::tenant::TenantError;
 
 /// Why the gateway does not run.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +103,14 @@ pub(crate) struct Live {
     tls: Option<Acceptor>,
 }
 
+/// What a request names.
+pub(crate) struct Named {
+    tenant: String,
+    key: String,
+    /// By another of our gateways, which has verified the tenant.
+    forwarded: bool,
+}
+
 /// Serves until told to stop, and then until what runs has come to its end. `ready` is told the address.
 ///
 /// # Errors
@@ -132,10 +141,17 @@ pub async fn run(
     let reloading = Arc::clone(&gateway);
     let reloads = async move {
         while reload.recv().await.is_some() {
-            match reloading.reload(&source).await {
-                Ok(()) => tracing::info!("configuration reloaded"),
-                Err(error) => tracing::error!(%error, "not reloaded; the running configuration stays"),
-            }
+            let result = match reloading.reload(&source).await {
+                Ok(()) => {
+                    tracing::info!("configuration reloaded");
+                    "done"
+                }
+                Err(error) => {
+                    tracing::error!(%error, "not reloaded; the running configuration stays");
+                    "refused"
+                }
+            };
+            metrics::counter!("pgonce_gateway_reloads_total", "result" => result).increment(1);
         }
         std::future::pending::<()>().await;
     };
@@ -170,14 +186,15 @@ fn recorder() -> PrometheusHandle {
 
 impl Gateway {
     async fn reload(&self, source: &ConfigSource) -> Result<(), GatewayError> {
-        let config = source.load()?;
-        define_scopes(&self.batcher, &config).await?;
         let running = self.live.load_full();
-        if config.listen != running.config.listen {
+        let live = Live::build(source.load()?, Some(&running))?;
+        // Everything else that can be wrong has been looked at: from here on it is the new configuration.
+        define_scopes(&self.batcher, &live.config).await?;
+        if live.config.listen != running.config.listen {
             tracing::warn!("a new listen address needs a restart");
         }
-        self.admission.set_limits(config.limits.clone());
-        self.live.store(Arc::new(Live::build(config, Some(&running))?));
+        self.admission.set_limits(live.config.limits.clone());
+        self.live.store(Arc::new(live));
         Ok(())
     }
 
@@ -185,27 +202,36 @@ impl Gateway {
     pub(crate) async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Arc<Peer>) -> Response<Body> {
         let live = self.live.load_full();
         if request.uri().path().starts_with(endpoints::PREFIX) {
-            let answered = self.own_endpoint(&live, &request, &peer).await;
-            return answered.unwrap_or_else(|problem| told(&problem, &StatusMap::default()));
+            let answered = self.own_endpoint(&live, request, &peer).await;
+            return answered.unwrap_or_else(|problem| live.told(&problem, &StatusMap::default()));
         }
-        let route = live.config.route(request.method(), request.uri().path());
-        if !route.policy.guards(request.method()) {
-            let passed = live.upstream.pass(request, &peer).await;
-            return passed.unwrap_or_else(|problem| told(&problem, &route.policy.statuses));
-        }
-        let route = Arc::clone(route);
-        let answered = self.guard(live, Arc::clone(&route), request, peer).await;
-        answered.unwrap_or_else(|problem| told(&problem, &route.policy.statuses))
+        let route = Arc::clone(live.config.route(request.method(), request.uri().path()));
+        let answered = if request.method() == Method::CONNECT {
+            Err(Problem::Malformed("CONNECT is for proxies that clients choose".into()))
+        } else if route.policy.guards(request.method()) {
+            self.guard(Arc::clone(&live), Arc::clone(&route), request, peer).await
+        } else {
+            live.upstream.pass(request, &peer).await
+        };
+        answered.unwrap_or_else(|problem| live.told(&problem, &route.policy.statuses))
     }
 }
 
-/// A refusal, as it is told and counted.
-fn told(problem: &Problem, statuses: &StatusMap) -> Response<Body> {
-    metrics::counter!("pgonce_problems_total", "problem" => problem.slug()).increment(1);
-    problem.response(statuses, None).map(Body::from)
-}
-
 impl Live {
+    /// A refusal, as it is told and counted.
+    fn told(&self, problem: &Problem, statuses: &StatusMap) -> Response<Body> {
+        metrics::counter!("pgonce_problems_total", "problem" => problem.slug()).increment(1);
+        let mut response = problem.response(statuses, None).map(Body::from);
+        if let Ok(link) = HeaderValue::try_from(endpoints::help_link(problem)) {
+            response.headers_mut().insert(header::LINK, link);
+        }
+        // A 401 says what would be accepted (RFC 9110, 15.5.2).
+        if let (StatusCode::UNAUTHORIZED, Some(challenge)) = (response.status(), self.config.tenant.challenge()) {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        response
+    }
+
     /// Builds what the configuration describes. Caches stay across a reload that does not change them.
     fn build(config: GatewayConfig, running: Option<&Self>) -> Result<Self, GatewayError> {
         let setup = |error: &dyn std::fmt::Display| GatewayError::Setup(error.to_string());
@@ -213,19 +239,33 @@ impl Live {
             Some(running) => Arc::clone(&running.caches),
             None => Arc::new(Caches::new(config.cache.clone()).map_err(|error| setup(&error))?),
         };
-        let upstream = Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?;
-        let regions = config.regions.as_ref().map(|regions| Homes::new(regions, &config.upstream)).transpose();
+        let mut upstream = Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?;
+        if let Some(running) = running.filter(|running| running.config.upstream.url == config.upstream.url) {
+            upstream.breaker = running.upstream.breaker.clone(); // it is as far away as it was
+            upstream.breaker.set_config(config.upstream.breaker);
+        }
+        let regions = config.regions.as_ref();
+        let regions = regions.map(|regions| Homes::new(regions, &config.upstream, config.trust_forwarded)).transpose();
         let tls = config.tls.as_ref().map(tls::acceptor).transpose().map_err(|error| setup(&error))?;
         Ok(Self { caches, upstream, regions: regions.map_err(|error| setup(&error))?, tls: tls.map(Acceptor), config })
     }
 
-    /// Whose request it is.
-    pub(crate) async fn tenant_of(&self, headers: &HeaderMap, peer: &Peer) -> Result<String, Problem> {
-        self.config.tenant.tenant(headers, &peer.identity).await.map_err(|error| match error {
-            TenantError::Missing => Problem::TenantMissing,
-            TenantError::Busy => Problem::Overloaded { retry_after: Duration::from_secs(1) },
-            _ => Problem::TenantRefused,
-        })
+    /// Whose request it is, and its key. The tenant comes first: who is nobody learns nothing about keys.
+    pub(crate) async fn names(
+        &self,
+        request: &mut Request<Incoming>,
+        policy: &Policy,
+        peer: &Peer,
+    ) -> Result<Named, Problem> {
+        let headers = request.headers_mut();
+        let sent = self.regions.as_ref().and_then(|regions| regions.sent(headers, policy));
+        let forwarded = sent.is_some();
+        let tenant = match sent {
+            Some(tenant) => tenant,
+            None => self.config.tenant.tenant(headers, &peer.identity).await?,
+        };
+        let key = parse_key(headers, &policy.header, policy.syntax).map_err(Problem::KeyMalformed)?;
+        Ok(Named { tenant, key: key.ok_or(Problem::KeyMissing)?, forwarded })
     }
 
     /// A response as it goes into the row: its body sealed, where that is configured.

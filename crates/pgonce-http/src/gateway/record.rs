@@ -1,5 +1,6 @@
 //! What came back from the upstream: recorded under the claim's fence, and only then told as done.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -23,8 +24,10 @@ use crate::problem::{Effect, Problem};
 /// recorded, except for its last piece.
 const WHOLE_BYTES_MAX: usize = 64 * 1024;
 const WHOLE_PATIENCE: Duration = Duration::from_millis(50);
-/// Pieces on their way to a slow client.
+/// Pieces on their way to a client.
 const PIECES_MAX: usize = 4;
+/// How long a client may leave a response alone that is too large to be recorded, while its claim is held.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A request that was forwarded under a claim.
 pub(crate) struct Flight {
@@ -48,6 +51,7 @@ impl Gateway {
         let status = response.status();
         let (mut head, mut body) = response.into_parts();
         strip_hop_by_hop(&mut head.headers);
+        head.headers.remove(http::header::TRAILER); // a response that is stored has none
         if flight.guarded.policy().is_outcome(status) {
             return self.record(flight, reply, head, body).await;
         }
@@ -127,6 +131,11 @@ impl Gateway {
         let limit = flight.guarded.policy().response_bytes_max;
         let mut recorded = Some(BytesMut::from(&begun[..])).filter(|_| begun.len() <= limit);
         let mut last = begun;
+        // What the client has not taken. As long as it is recorded anyway, the service is read on: a client that
+        // stops reading must not keep an outcome from being stored.
+        let mut queue = VecDeque::new();
+        let mut moved_at = tokio::time::Instant::now();
+        let mut is_cut = false;
         loop {
             let frame = tokio::select! {
                 biased;
@@ -134,7 +143,21 @@ impl Gateway {
                     flight.leader.at(Stage::Dissolved);
                     return Err("the lease was lost");
                 }
-                frame = body.frame() => frame,
+                room = client.reserve(), if !queue.is_empty() => {
+                    match (room, queue.pop_front()) {
+                        (Ok(room), Some(piece)) => room.send(Ok(piece)),
+                        // Gone, which changes nothing: the outcome is recorded to the end.
+                        _ => queue.clear(),
+                    }
+                    moved_at = tokio::time::Instant::now();
+                    continue;
+                }
+                () = tokio::time::sleep_until(moved_at + CLIENT_PATIENCE), if !queue.is_empty() && recorded.is_none() => {
+                    queue.clear();
+                    is_cut = true;
+                    continue;
+                }
+                frame = body.frame(), if queue.is_empty() || recorded.is_some() => frame,
             };
             match frame {
                 Some(Ok(frame)) => {
@@ -147,8 +170,13 @@ impl Gateway {
                     } else {
                         recorded = None;
                     }
-                    // A client that is gone changes nothing: the outcome is recorded to the end.
-                    let _ = client.send(Ok(std::mem::replace(&mut last, data))).await;
+                    let piece = std::mem::replace(&mut last, data);
+                    if !is_cut && !client.is_closed() {
+                        if queue.is_empty() {
+                            moved_at = tokio::time::Instant::now();
+                        }
+                        queue.push_back(piece);
+                    }
                 }
                 Some(Err(_)) => {
                     self.give_up(flight, "upstream_broken").await;
@@ -158,8 +186,11 @@ impl Gateway {
             }
         }
         match self.store(flight, &head, recorded.map(BytesMut::freeze)).await {
+            Ok(_) if is_cut => Err("the client did not read"),
             Ok(_) => {
-                let _ = client.send(Ok(last)).await;
+                for piece in queue.into_iter().chain([last]) {
+                    let _ = client.send(Ok(piece)).await;
+                }
                 Ok(())
             }
             Err(_) => Err("the outcome could not be recorded"),

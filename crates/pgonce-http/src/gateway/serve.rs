@@ -81,17 +81,18 @@ fn accept(
 ) {
     let gateway = Arc::clone(gateway);
     tokio::spawn(async move {
-        let _slot = slot;
+        let slot = Arc::new(slot);
+        let place = Arc::downgrade(&slot);
         let _ = stream.set_nodelay(true);
         let acceptor = gateway.live.load().tls.clone();
         match acceptor {
             None => {
-                let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default() };
+                let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default(), place };
                 connection(gateway, stream, peer, ending).await;
             }
             Some(acceptor) => {
                 if let Some((stream, identity)) = handshake(&acceptor, stream, address).await {
-                    let peer = Peer { address, tls: true, trusted: false, identity };
+                    let peer = Peer { address, tls: true, trusted: false, identity, place };
                     connection(gateway, stream, peer, ending).await;
                 }
             }

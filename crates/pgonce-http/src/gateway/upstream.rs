@@ -1,6 +1,7 @@
 //! The service behind: how requests get there, and what it means when they do not.
 
 use std::net::SocketAddr;
+use std::sync::Weak;
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderValue};
@@ -9,11 +10,14 @@ use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::body::Body;
 use super::breaker::Breaker;
 use super::config::UpstreamConfig;
-use super::headers::{CLAIM, KEY, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, wants_upgrade};
+use super::headers::{
+    CLAIM, KEY, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, takes_trailers, wants_upgrade,
+};
 use super::regions::HOP;
 use super::tls;
 use crate::problem::Problem;
@@ -26,6 +30,8 @@ pub(crate) struct Peer {
     /// Another of our gateways, which has said whose request it is.
     pub(crate) trusted: bool,
     pub(crate) identity: crate::tenant::PeerIdentity,
+    /// Its place among the connections that are taken, as long as it is open; an upgraded one keeps it.
+    pub(crate) place: Weak<OwnedSemaphorePermit>,
 }
 
 /// Why there is no response.
@@ -46,6 +52,7 @@ pub(crate) struct Upstream {
     scheme: Scheme,
     authority: Authority,
     base: String,
+    /// By prior knowledge.
     http2: bool,
     timeout: Duration,
     trust_forwarded: bool,
@@ -55,22 +62,25 @@ pub(crate) struct Upstream {
 impl Upstream {
     pub(crate) fn new(config: &UpstreamConfig, trust_forwarded: bool) -> Result<Self, tls::TlsError> {
         let connector = tls::connector(&config.tls, config.connect_timeout, config.http2)?;
+        let parts = config.url.clone().into_parts();
+        let scheme = parts.scheme.unwrap_or(Scheme::HTTP);
+        // Over TLS both sides choose; without it there is nobody to ask.
+        let http2 = config.http2 && scheme == Scheme::HTTP;
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             // Shorter than what services keep a silent connection open for: a request must not meet its end.
             .pool_idle_timeout(config.idle_timeout)
             .pool_max_idle_per_host(config.idle_max)
-            .http2_only(config.http2)
+            .http2_only(http2)
             .set_host(false)
             .build(connector);
-        let parts = config.url.clone().into_parts();
         Ok(Self {
             client,
-            scheme: parts.scheme.unwrap_or(Scheme::HTTP),
+            scheme,
             authority: parts.authority.unwrap_or_else(|| Authority::from_static("localhost")),
             base: parts.path_and_query.map(|path| path.path().trim_end_matches('/').to_owned()).unwrap_or_default(),
-            http2: config.http2,
+            http2,
             timeout: config.timeout,
             trust_forwarded,
             breaker: Breaker::new(config.breaker),
@@ -154,7 +164,13 @@ impl Upstream {
         if let Some(protocol) = wants_upgrade(&request) {
             return self.upgrade(request, protocol, peer).await;
         }
+        let trailers = takes_trailers(request.headers());
         self.address(&mut request, peer)?;
+        if trailers {
+            // Ours now: whatever trailers come are passed on. (HTTP/2 has no Connection; hyper takes it out.)
+            request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
+            request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
+        }
         let mut response = self.send(request.map(Body::Streaming)).await.map_err(Lost::problem)?;
         strip_hop_by_hop(response.headers_mut());
         Ok(response.map(Body::Streaming))
@@ -177,7 +193,9 @@ impl Upstream {
         }
         let agreed = response.headers().get(header::UPGRADE).cloned();
         let ours = hyper::upgrade::on(&mut response);
+        let place = peer.place.upgrade();
         tokio::spawn(async move {
+            let _place = place;
             match tokio::try_join!(theirs, ours) {
                 Ok((client, upstream)) => {
                     let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));

@@ -89,7 +89,7 @@ fn every_response_says_what_a_client_needs() {
         assert_eq!(response.status(), problem.default_status());
         assert_eq!(response.headers()["content-type"], "application/problem+json");
         assert_eq!(response.headers()["cache-control"], "no-store");
-        assert_eq!(response.headers()["link"], format!("<{uri}>; rel=\"help\""));
+        assert!(!response.headers().contains_key("link"), "where help is, only whoever answers knows");
         assert_eq!(members["type"], json!(uri));
         assert_eq!(members["title"], json!(problem.title()));
         assert_eq!(members["status"], json!(problem.default_status().as_u16()));
@@ -102,6 +102,18 @@ fn every_response_says_what_a_client_needs() {
         assert_eq!(members.get("retry_after"), wait.map(|_| json!(2)).as_ref());
     }
     assert!(body(&Problem::Internal.response(&StatusMap::default(), None)).get("instance").is_none());
+}
+
+#[test]
+fn every_slug_has_its_help() {
+    for problem in all() {
+        let help = Problem::help(problem.slug()).unwrap();
+        let expected = json!([format!("{BASE}{}", problem.slug()), problem.title(), problem.effect().as_str()]);
+        assert_eq!(json!([help["type"], help["title"], help["effect"]]), expected);
+        assert_eq!(help["retryable"], json!(problem.is_retryable()));
+        assert!(help["what_to_do"].as_str().unwrap().len() > 30, "{help}");
+    }
+    assert_eq!(Problem::help("nothing"), None);
 }
 
 #[test]

@@ -153,3 +153,19 @@ async fn a_compressed_body_is_not_opened() {
     assert_eq!(rig.service.header("content-encoding").unwrap(), "gzip");
     assert!(rig.send("POST", "/orders", &headers, "no gzip at all").await.is_replay());
 }
+
+/// A refusal arrives also at a client that is still writing.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_refused_gets_to_read_it() {
+    let rig = Rig::new("[gateway.tenant]\nsource = \"header\"\nheader = \"x-tenant\"").await;
+    let large = "x".repeat(8_000_000);
+    for _ in 0..5 {
+        let too_large = rig.send("POST", "/orders", &[("idempotency-key", "\"k\""), ("x-tenant", "a")], &large).await;
+        assert_eq!((too_large.status, too_large.problem().as_str()), (413, "body-too-large"));
+        let malformed = rig.send("POST", "/orders", &[("idempotency-key", "\"\""), ("x-tenant", "a")], &large).await;
+        assert_eq!((malformed.status, malformed.problem().as_str()), (400, "key-malformed"));
+        let nobody = rig.send("POST", "/orders", &[("idempotency-key", "\"k\"")], &large).await;
+        assert_eq!((nobody.status, nobody.problem().as_str()), (401, "tenant-missing"));
+    }
+    assert_eq!((rows(&rig).await, rig.service.requests()), (0, 0));
+}

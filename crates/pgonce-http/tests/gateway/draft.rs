@@ -61,7 +61,14 @@ async fn a_missing_key_is_400_where_it_is_required_and_passes_where_not() {
         Rig::new("[[gateway.route]]\npath = \"/orders/*\"\nkey = \"required\"\n[[gateway.route]]\npath = \"*\"").await;
     let missing = rig.send("POST", "/orders", &[], "a").await;
     assert_eq!((missing.status, missing.problem().as_str()), (400, "key-missing"));
-    assert!(missing.header("link").unwrap().contains("rel=\"help\""));
+    let link = missing.header("link").unwrap();
+    assert_eq!(link, "</_pgonce/problems/key-missing>; rel=\"help\"");
+    let help = rig.send("GET", "/_pgonce/problems/key-missing", &[], "").await.json();
+    assert_eq!((&help["type"], help["effect"].as_str()), (&missing.json()["type"], Some("not_done")));
+    assert!(help["what_to_do"].as_str().unwrap().contains("with a key"), "{help}");
+    assert_eq!(rig.send("GET", "/_pgonce/problems/nothing", &[], "").await.status, 404);
+    let all = rig.send("GET", "/_pgonce/problems/", &[], "").await.json();
+    assert_eq!(all["problems"].as_array().unwrap().len(), pgonce_http::problem::SLUGS.len());
     assert_eq!(rig.service.requests(), 0);
     assert_eq!(rig.send("POST", "/else", &[], "a").await.status, 200);
     assert_eq!(rig.send("GET", "/orders", &[], "").await.status, 201, "other methods pass");

@@ -4,9 +4,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop, loudly")]
 
 mod bad_input;
+mod caches;
 mod draft;
 mod duplicates;
 mod failures;
+mod peers;
+mod regions;
+mod reload;
 mod responses;
 mod rig;
+mod seal;
+mod storms;
 mod tenants;
+mod wire;

@@ -134,3 +134,23 @@ async fn a_stop_lets_what_runs_finish() {
     assert_eq!(held.await.unwrap().status, 201);
     tokio::time::timeout(Duration::from_secs(10), stopping).await.unwrap().unwrap();
 }
+
+/// A client that stops reading keeps nobody from the outcome, and gets the rest when it reads on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_read_does_not_hold_the_outcome() {
+    const BYTES: usize = 15_000_000;
+    let rig = Rig::new("response_bytes_max = 16000000").await;
+    let path = format!("/large/{BYTES}");
+    let mut stream = tokio::net::TcpStream::connect(rig.gateway.address).await.unwrap();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: h\r\nidempotency-key: \"k\"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    pgonce_testkit::eventually("it is stored", async || rig.states("k").await == ["succeeded"]).await;
+    let again = rig.post(&path, "k", "").await;
+    assert_eq!((again.status, again.is_replay(), again.body.len()), (200, true, BYTES));
+    let mut read = Vec::new();
+    stream.read_to_end(&mut read).await.unwrap();
+    assert!(read.ends_with(&again.body), "{} bytes", read.len());
+    assert_eq!(rig.effects("k").await, 1);
+}

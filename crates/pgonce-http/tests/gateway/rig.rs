@@ -38,6 +38,8 @@ pub struct ServiceState {
     pub gate: Notify,
     /// Told when a request to /hold has arrived.
     pub arrived: Notify,
+    /// The last request's protocol.
+    pub version: std::sync::Mutex<http::Version>,
 }
 
 impl Service {
@@ -49,6 +51,7 @@ impl Service {
             seen: std::sync::Mutex::default(),
             gate: Notify::new(),
             arrived: Notify::new(),
+            version: std::sync::Mutex::default(),
         });
         let router = Router::new().fallback(serve).with_state(Arc::clone(&state));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -89,6 +92,7 @@ async fn serve(State(state): State<Arc<ServiceState>>, request: Request) -> Resp
     let number = state.requests.fetch_add(1, Ordering::SeqCst) + 1;
     let (head, body) = request.into_parts();
     *state.seen.lock().unwrap() = head.headers.clone();
+    *state.version.lock().unwrap() = head.version;
     let path = head.uri.path().to_owned();
     let Ok(body) = body.collect().await.map(|body| body.to_bytes()) else {
         return StatusCode::BAD_REQUEST.into_response();
@@ -206,16 +210,28 @@ impl Gateway {
         Self { address, stop: Some(stop), reload, config: path, ended: Some(ended), _dir: dir }
     }
 
-    /// A configuration file. A line `upstream.KEY = …` is for the section of that name.
+    /// A configuration file. A line `upstream.KEY = …` or `gateway.KEY = …` is for the section of that name.
     pub fn file(listen: &str, upstream: SocketAddr, config: &str) -> String {
-        let (of_upstream, of_route): (Vec<&str>, Vec<&str>) =
-            config.lines().partition(|line| line.starts_with("upstream."));
-        let of_upstream: String = of_upstream.iter().map(|line| format!("{}\n", &line["upstream.".len()..])).collect();
+        let of = |section: &str| -> String {
+            config.lines().filter_map(|line| line.strip_prefix(section)).map(|line| format!("{line}\n")).collect()
+        };
+        let (of_gateway, mut of_upstream) = (of("gateway."), of("upstream."));
+        if !config.contains("upstream.url") {
+            of_upstream.push_str(&format!("url = \"http://{upstream}\"\n"));
+        }
+        let of_route: Vec<&str> =
+            config.lines().filter(|line| !line.starts_with("gateway.") && !line.starts_with("upstream.")).collect();
         let route = if config.contains("[[gateway.route]]") { "" } else { "[[gateway.route]]\npath = \"*\"" };
         format!(
-            "[gateway]\nlisten = \"{listen}\"\n[gateway.upstream]\nurl = \"http://{upstream}\"\n{of_upstream}{route}\n{}\n",
+            "[gateway]\nlisten = \"{listen}\"\n{of_gateway}[gateway.upstream]\n{of_upstream}{route}\n{}\n",
             of_route.join("\n")
         )
+    }
+
+    /// Rewrites its file, and has it read again as SIGHUP does. When it has been, the test has to see for itself.
+    pub async fn reload(&self, upstream: SocketAddr, config: &str) {
+        std::fs::write(&self.config, Self::file("127.0.0.1:0", upstream, config)).unwrap();
+        self.reload.send(()).await.unwrap();
     }
 
     /// Stops it as SIGTERM does, and waits for its end.
@@ -255,9 +271,21 @@ impl Rig {
 
     /// All rows of a key, whatever scope: their states.
     pub async fn states(&self, key: &str) -> Vec<String> {
-        let sql = "SELECT status::text FROM once.intents WHERE key = $1 ORDER BY tenant, scope";
-        self.db.client().await.query(sql, &[&key]).await.unwrap().iter().map(|row| row.get(0)).collect()
+        states(&self.db, key).await
     }
+
+    /// A number on the gateway's own page of metrics.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let page = self.send("GET", "/_pgonce/metrics", &[], "").await;
+        let page = String::from_utf8_lossy(&page.body).into_owned();
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0.0, |value| value.parse().unwrap())
+    }
+}
+
+pub async fn states(db: &TestDb, key: &str) -> Vec<String> {
+    let sql = "SELECT status::text FROM once.intents WHERE key = $1 ORDER BY tenant, scope";
+    db.client().await.query(sql, &[&key]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
 /// What a client got.
