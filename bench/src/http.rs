@@ -31,7 +31,8 @@ pub async fn http(arguments: &Arguments, url: &str) -> Result<()> {
     let service = serve().await?;
     let redis = start_redis().await?;
     let cached = gateway(url, service, &[]).await.context("pgonce gateway")?;
-    let shared = gateway(url, service, &["memory_bytes = 0", &format!("redis = \"redis://{}\"", redis.address)]).await?;
+    let shared =
+        gateway(url, service, &["memory_bytes = 0", &format!("redis = \"redis://{}\"", redis.address)]).await?;
     let bare = gateway(url, service, &["memory_bytes = 0"]).await?;
     let nginx = start_nginx(service).await?;
     let express = start_express(service, redis.address).await?;
@@ -156,9 +157,11 @@ async fn serve() -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let body = "x".repeat(200);
-    let answer: Arc<str> =
-        format!("HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())
-            .into();
+    let answer: Arc<str> = format!(
+        "HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             let answer = Arc::clone(&answer);
@@ -198,7 +201,9 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<()
 /// The memory and the database connections of a gateway with ten thousand duplicates waiting on one key.
 async fn waiters(url: &str, service: SocketAddr) -> Result<()> {
     const WAITERS: usize = 10_000;
-    let peer = gateway(url, service, &["[[gateway.route]]", "path = \"*\"", "in_progress = \"wait\"", "wait_max = \"120s\""]).await?;
+    let peer =
+        gateway(url, service, &["[[gateway.route]]", "path = \"*\"", "in_progress = \"wait\"", "wait_max = \"120s\""])
+            .await?;
     let pid = peer._child.id().context("it runs")?;
     let before = rss_mb(pid)?;
     let key = format!("waiters-{}", std::process::id());
@@ -250,8 +255,11 @@ async fn gateway(url: &str, service: SocketAddr, lines: &[&str]) -> Result<Peer>
     ensure!(binary.exists(), "{} is not built: cargo build --release -p pgonce-cli", binary.display());
     let dir = dir("gateway")?;
     let config = dir.join("pgonce.toml");
-    let (route, cache): (Vec<&str>, Vec<&str>) =
-        if lines.first().is_some_and(|line| line.starts_with("[[")) { (lines.to_vec(), Vec::new()) } else { (Vec::new(), lines.to_vec()) };
+    let (route, cache): (Vec<&str>, Vec<&str>) = if lines.first().is_some_and(|line| line.starts_with("[[")) {
+        (lines.to_vec(), Vec::new())
+    } else {
+        (Vec::new(), lines.to_vec())
+    };
     let text = format!(
         "[gateway]\nlisten = \"127.0.0.1:0\"\n[gateway.upstream]\nurl = \"http://{service}\"\ntimeout = \"120s\"\n[gateway.cache]\n{}\n[gateway.limits]\ntenant_waiters_max = 20000\nwaiters_max = 20000\ninflight_max = 20000\ntenant_inflight_max = 20000\n{}\n",
         cache.join("\n"),
@@ -287,7 +295,9 @@ async fn start_nginx(service: SocketAddr) -> Result<Peer> {
 async fn start_redis() -> Result<Peer> {
     let (dir, port) = (dir("redis")?, free_port().await?);
     let mut command = Command::new("redis-server");
-    command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no", "--dir"]).arg(&dir);
+    command
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no", "--dir"])
+        .arg(&dir);
     let child = quiet(&mut command).spawn().context("redis-server (scripts/setup.sh redis installs it)")?;
     listening(child, port).await
 }
@@ -312,7 +322,8 @@ async fn start_express(service: SocketAddr, redis: SocketAddr) -> Result<Peer> {
 
 /// Starts a program and waits for the line that says it serves.
 async fn spawned(command: &mut Command, ready: &str) -> Result<(Child, String)> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
     let mut lines = BufReader::new(child.stderr.take().context("its stderr")?).lines();
     while let Some(line) = lines.next_line().await? {
         if line.starts_with(ready) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::rig::{Gateway, Rig, send};
+use crate::rig::{Gateway, Rig, send, send_kept};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_get_the_winners_answer() {
@@ -102,7 +102,7 @@ async fn fifty_clients_a_key() {
             let mut answers = Vec::with_capacity(KEYS);
             for n in 0..KEYS {
                 let key = format!("\"key-{n}\"");
-                let reply = send(address, "POST", "/orders", &[("idempotency-key", &key)], b"a").await;
+                let reply = send_kept(address, "POST", "/orders", &[("idempotency-key", &key)], b"a").await;
                 assert_eq!(reply.status, 201, "{reply:?}");
                 answers.push(reply.body);
             }

@@ -328,7 +328,25 @@ pub async fn send(address: SocketAddr, method: &str, path: &str, headers: &[(&st
     try_send(address, method, path, headers, body).await.unwrap()
 }
 
+/// The same over kept connections, for those who send much.
+pub async fn send_kept(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+    static KEPT: std::sync::LazyLock<Client<HttpConnector, Full<Bytes>>> =
+        std::sync::LazyLock::new(|| Client::builder(TokioExecutor::new()).build_http());
+    send_by(&KEPT, address, method, path, headers, body).await.unwrap()
+}
+
 pub async fn try_send(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Result<Reply, Box<dyn std::error::Error + Send + Sync>> {
+    send_by(&CLIENT, address, method, path, headers, body).await
+}
+
+async fn send_by(
+    client: &Client<HttpConnector, Full<Bytes>>,
     address: SocketAddr,
     method: &str,
     path: &str,
@@ -339,7 +357,7 @@ pub async fn try_send(
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let response = CLIENT.request(request.body(Full::from(body.to_vec()))?).await?;
+    let response = client.request(request.body(Full::from(body.to_vec()))?).await?;
     let (head, body) = response.into_parts();
     let headers = head.headers.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect();
     Ok(Reply { status: head.status.as_u16(), headers, body: body.collect().await?.to_bytes() })
