@@ -465,6 +465,33 @@ async fn a_hostile_search_path_changes_nothing() {
     assert!(ran.is_empty(), "{ran:?}");
 }
 
+/// Functions that had fewer parameters in the first version: a `CREATE OR REPLACE` would leave them beside the new
+/// ones, and calls with the old number of arguments would be ambiguous.
+const FIRST_VERSION: &str = "
+    DELETE FROM once.migration WHERE version > 1;
+    DROP TYPE once.claim_answer, once.completion_answer, once.renewal_answer CASCADE;
+    DROP FUNCTION once.claim_any, once.own, once.own_existing, once.sort_stale;
+    CREATE FUNCTION once.claim_any(p_scope text, p_key text, p_fingerprint bytea, p_mode text, p_claimed_by text, p_lease interval,
+        p_wait interval, p_tenant text) RETURNS once.claim_result LANGUAGE sql AS 'SELECT NULL::once.claim_result';
+    CREATE FUNCTION once.own(p_row once.intent, p_policy once.scope, p_tenant text, p_scope text, p_key text, p_fingerprint bytea,
+        p_lock bigint, p_claimed_by text) RETURNS once.claim_result LANGUAGE sql AS 'SELECT NULL::once.claim_result';
+    CREATE FUNCTION once.own_existing(p_seen once.intent, p_policy once.scope, p_claimed_by text)
+        RETURNS once.claim_result LANGUAGE sql AS 'SELECT NULL::once.claim_result';
+    CREATE FUNCTION once.sort_stale(p_row once.intent, p_policy once.scope, p_actor text) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'";
+
+#[tokio::test]
+async fn the_first_version_is_brought_up_to_date() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let made = objects(&client).await;
+    client.batch_execute(FIRST_VERSION).await.unwrap();
+    assert_ne!(objects(&client).await, made);
+    let applied = migrate::apply(&mut client, false).await.unwrap().applied;
+    assert_eq!(applied.len(), migrate::migrations().len() - 1, "{applied:?}");
+    assert_eq!(objects(&client).await, made, "nothing of the old is left, and everything of the new is there");
+    flow(&client, "key").await;
+}
+
 #[tokio::test]
 async fn drift_can_be_told() {
     let db = TestDb::new().await;

@@ -225,10 +225,14 @@ async fn a_kept_lease_is_renewed_until_it_is_dropped() {
     let batcher = batcher(&db).await;
     let one = name("short", "k");
     let id = Uuid::new_v4();
-    let observed = batcher.claim(&one, id).await.unwrap();
-    let asked_at = observed.asked_at;
-    let lease = owned(observed).lease.unwrap();
-    let kept = batcher.keep(&one, id, lease, asked_at);
+    let kept = {
+        // The handle that it was made with may go.
+        let other = crate::batcher::batcher(&db).await;
+        let observed = other.claim(&one, id).await.unwrap();
+        let asked_at = observed.asked_at;
+        other.keep(&one, id, owned(observed).lease.unwrap(), asked_at)
+    };
+    let lease = Duration::from_secs(2);
     let first_end = kept.ends().unwrap();
     tokio::select! {
         () = kept.lost() => panic!("it is being renewed"),
@@ -355,9 +359,11 @@ async fn answers_are_counted() {
     let one = name("s", "k");
     let id = own(&batcher, &one).await;
     batcher.succeed(&one, id, answer("x")).await.unwrap();
-    for _ in 0..3 {
+    for _ in 0..2 {
         batcher.claim(&one, Uuid::new_v4()).await.unwrap();
     }
+    batcher.peek(&one).await.unwrap();
+    batcher.peek(&name("s", "nothing there")).await.unwrap();
     eventually("the counts are there", async || {
         let sql = "SELECT coalesce(sum(count) FILTER (WHERE kind = 'new_claim'), 0)::int8, coalesce(sum(count) FILTER (WHERE kind = 'replay_success'), 0)::int8 FROM once.tally_day";
         let row = client.query_one(sql, &[]).await.unwrap();
@@ -372,6 +378,9 @@ async fn limits_and_schemas_are_checked() {
     let connect = async |batch_max| {
         Batcher::connect(Settings::from_url(db.url()), BatchSettings { batch_max, ..BatchSettings::default() }).await
     };
+    let for_ever = BatchSettings { deadline: Duration::MAX, ..BatchSettings::default() };
+    let refused = Batcher::connect(Settings::from_url(db.url()), for_ever).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))));
     for batch_max in [0, 1001] {
         assert!(matches!(connect(batch_max).await, Err(Error::Invalid(_))));
     }

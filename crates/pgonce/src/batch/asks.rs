@@ -197,7 +197,7 @@ fn answer(core: &Arc<Core>, ask: Ask, told: Told, asked_at: Instant) {
     };
     if let Some((sqlstate, message)) = error {
         let error = calls::refusal(sqlstate, message);
-        if matches!(error, Error::Conflict) {
+        if matches!(error, Error::Conflict) && ask.claim_id.is_some() {
             count(&ask, "conflict");
         }
         return ask.tell(core, Err(error));
@@ -218,6 +218,9 @@ fn answer(core: &Arc<Core>, ask: Ask, told: Told, asked_at: Instant) {
         }
         core.orphans.add(ask.name.clone(), claim_id);
     }
-    count(&ask, kind_of(&claim));
+    // Who only looks may do so again and again: what counts is the answer that it goes away with.
+    if ask.claim_id.is_some() || matches!(claim, Claim::Replay(_)) {
+        count(&ask, kind_of(&claim));
+    }
     ask.tell(core, Ok(Some(Observed { claim, expires_in, asked_at })));
 }

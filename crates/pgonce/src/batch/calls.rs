@@ -63,6 +63,8 @@ async fn send(
     match tokio::time::timeout(limit, connection.rows(call, parameters)).await {
         Ok(Ok(rows)) => Ok(rows),
         Ok(Err(error)) if is_disconnect(&error) => Err(Trouble::Broken),
+        // Read-only: this is not the primary any more, and a new connection may find the one that is.
+        Ok(Err(error)) if error.code().is_some_and(|code| code.code() == "25006") => Err(Trouble::Broken),
         Ok(Err(error)) => Err(match verdict_of(&error) {
             Verdict::Again | Verdict::Later | Verdict::InDoubt => {
                 tracing::debug!(%error, label, "batch refused for now");

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::claim::IntentName;
 
+use super::Handle;
 use super::lane::Lane;
 use super::tasks::Task;
 
@@ -18,7 +19,8 @@ use super::tasks::Task;
 #[must_use = "the lease is renewed for as long as this lives"]
 pub struct Kept {
     held: Arc<Held>,
-    keeper: Arc<Keeper>,
+    /// The workers live as long as there is something to renew.
+    handle: Arc<Handle>,
 }
 
 impl Kept {
@@ -59,7 +61,7 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.held.stopped.store(true, Ordering::SeqCst);
-        self.keeper.forget(&self.held);
+        self.handle.keeper.forget(&self.held);
     }
 }
 
@@ -156,12 +158,13 @@ impl Keeper {
     }
 
     pub(super) fn keep(
-        keeper: &Arc<Self>,
+        handle: &Arc<Handle>,
         name: IntentName,
         claim_id: Uuid,
         lease: Duration,
         claimed_at: Instant,
     ) -> Kept {
+        let keeper = &handle.keeper;
         let next = claimed_at + pace(lease);
         let held = Arc::new(Held {
             name,
@@ -180,7 +183,7 @@ impl Keeper {
         if wakes {
             keeper.wake.notify_one();
         }
-        Kept { held, keeper: Arc::clone(keeper) }
+        Kept { held, handle: Arc::clone(handle) }
     }
 
     fn forget(&self, held: &Held) {

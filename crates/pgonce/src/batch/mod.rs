@@ -13,6 +13,7 @@ mod tasks;
 mod waits;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use deadpool::managed::{PoolError, Timeouts};
@@ -132,10 +133,13 @@ struct Core {
     batch: BatchSettings,
 }
 
+const DEADLINE_MAX: Duration = Duration::from_secs(86_400);
 /// Connections for single calls.
 const SIDE_CONNECTIONS: usize = 2;
 /// How long a single call waits for a row before it lets others through and tries again.
 const SIDE_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long it may take: behind a pooler in transaction mode the server does not know of the limit above.
+const SIDE_CALL_MAX: Duration = Duration::from_secs(3);
 
 impl Batcher {
     /// Connects, checks the schema, and starts the workers on the current runtime. From then on lost
@@ -146,6 +150,9 @@ impl Batcher {
     pub async fn connect(settings: Settings, batch: BatchSettings) -> Result<Self, Error> {
         if batch.batch_max == 0 || batch.batch_max > 1000 {
             return Err(Error::Invalid("batch_max is between 1 and 1000".into()));
+        }
+        if batch.claim_deadline > DEADLINE_MAX || batch.deadline > DEADLINE_MAX {
+            return Err(Error::Invalid("claim_deadline and deadline are at most a day".into()));
         }
         let (config, tls, pgbouncer) = settings.resolve()?;
         let manager = Arc::new(Manager { config, tls: Connector(tls), pgbouncer });
@@ -366,17 +373,28 @@ impl Batcher {
         let mut sent_before = false;
         loop {
             let error = match get(&self.0.core.side).await {
-                Ok(connection) => match connection.call(call, parameters).await {
-                    Ok(row) => return (Ok(row), sent_before),
-                    // Fenced: sent twice it does what it does once.
-                    Err(error) => {
-                        sent_before |= is_disconnect(&error);
-                        match verdict_of(&error) {
-                            Verdict::Again | Verdict::Later | Verdict::InDoubt => Error::from(error),
-                            _ => return (Err(error.into()), sent_before),
+                Ok(connection) => {
+                    // Dirty until it answered: nobody else gets a connection that is still at it.
+                    connection.dirty.store(true, Ordering::SeqCst);
+                    let limit = SIDE_CALL_MAX.min(budget.left());
+                    let called = tokio::time::timeout(limit, connection.call(call, parameters)).await;
+                    connection.dirty.store(called.is_err(), Ordering::SeqCst);
+                    match called {
+                        Ok(Ok(row)) => return (Ok(row), sent_before),
+                        // Fenced: sent twice it does what it does once.
+                        Ok(Err(error)) => {
+                            sent_before |= is_disconnect(&error);
+                            match verdict_of(&error) {
+                                Verdict::Again | Verdict::Later | Verdict::InDoubt => Error::from(error),
+                                _ => return (Err(error.into()), sent_before),
+                            }
+                        }
+                        Err(_) => {
+                            sent_before = true;
+                            Error::Away { reason: "the database did not answer in time".into() }
                         }
                     }
-                },
+                }
                 Err(error) => error,
             };
             if !budget.pause(None).await {
@@ -388,7 +406,7 @@ impl Batcher {
     /// Keeps a lease: renewed by one task for all, until what is returned is dropped. `lease` is what the
     /// claim was given, `claimed_at` a moment before it was asked for ([`Observed::asked_at`]).
     pub fn keep(&self, name: &IntentName, claim_id: Uuid, lease: Duration, claimed_at: Instant) -> Kept {
-        Keeper::keep(&self.0.keeper, name.clone(), claim_id, lease, claimed_at)
+        Keeper::keep(&self.0, name.clone(), claim_id, lease, claimed_at)
     }
 
     /// How long callers waited for a connection that claims, lately: the 99th percentile, or the wait of the
