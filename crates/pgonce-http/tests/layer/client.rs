@@ -33,7 +33,7 @@ impl Reply {
         assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
         let body = self.json();
         assert_eq!(body["status"], self.status);
-        body["type"].as_str().unwrap().rsplit('/').next().unwrap().to_owned()
+        body["type"].as_str().unwrap().strip_prefix(pgonce_http::problem::BASE).unwrap().to_owned()
     }
 
     pub fn json(&self) -> Value {
