@@ -11,6 +11,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use pgonce::{Claim, Error, IntentName, Observed, Owned};
 use tokio::sync::oneshot;
+use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::admission::{Permit, Waiting};
@@ -130,7 +131,14 @@ impl Gateway {
         let name = IntentName { tenant, scope: policy.scope.clone(), key, fingerprint };
         let guarded =
             Guarded { live, route: Arc::clone(&route), name, head, body, peer, place: Place::Running(permit) };
-        self.answer(guarded).await
+        let span = tracing::info_span!(
+            "pgonce.gateway",
+            scope = %guarded.name.scope,
+            tenant = %guarded.name.tenant,
+            key_hash = %pgonce::key_hash(&guarded.name.key),
+            deduplication_decision = tracing::field::Empty,
+        );
+        self.answer(guarded).instrument(span).await
     }
 
     /// Whose request it is, its place among those that run, and its home, if that is elsewhere.
@@ -156,6 +164,7 @@ impl Gateway {
         loop {
             let IntentName { tenant, scope, key, .. } = &guarded.name;
             if let Some(replay) = guarded.live.caches.get(tenant, scope, key).await {
+                guarded.decided("cache_hit");
                 return guarded.replayed(&replay);
             }
             match self.flights.enter((tenant.clone(), scope.clone(), key.clone())) {
@@ -166,7 +175,8 @@ impl Gateway {
                     let (sender, answered) = oneshot::channel();
                     let gateway = Arc::clone(self);
                     // Of its own: a client that goes away does not take its effect's outcome with it.
-                    self.tasks.spawn(async move { gateway.lead(guarded, leader, Reply(Some(sender)), deadline).await });
+                    let leading = async move { gateway.lead(guarded, leader, Reply(Some(sender)), deadline).await };
+                    self.tasks.spawn(leading.in_current_span());
                     return answered.await.unwrap_or(Err(Problem::Internal));
                 }
                 Seat::Follower(follower) => {
@@ -208,7 +218,10 @@ impl Gateway {
                     }
                     InProgress::Wait => {}
                 },
-                Stage::Settled(replay) => return guarded.replayed(&replay).map(Some),
+                Stage::Settled(replay) => {
+                    guarded.decided("followed");
+                    return guarded.replayed(&replay).map(Some);
+                }
                 Stage::Ended(theirs, problem) if theirs == guarded.name.fingerprint => return Err(problem),
                 Stage::Ended(..) | Stage::Dissolved => return Ok(None),
             }
@@ -223,8 +236,14 @@ impl Gateway {
     /// Claims, and does what the claim says.
     async fn lead(self: Arc<Self>, guarded: Guarded, leader: Leader, reply: Reply, deadline: Instant) {
         match self.claim(&guarded, &leader, deadline).await {
-            Ok(Claimed::Owned(owned, asked)) => self.run(guarded, leader, reply, owned, asked).await,
-            Ok(Claimed::Answer(answer)) => reply.send(answer),
+            Ok(Claimed::Owned(owned, asked)) => {
+                guarded.decided("new_execution");
+                self.run(guarded, leader, reply, owned, asked).await;
+            }
+            Ok(Claimed::Answer(answer)) => {
+                guarded.decided("db_hit");
+                reply.send(answer);
+            }
             Err(problem) => {
                 leader.at(match problem {
                     // The intent is of another payload, which others may have sent.
@@ -351,6 +370,13 @@ enum Claimed {
 }
 
 impl Guarded {
+    /// Who answered it, for whoever watches.
+    fn decided(&self, decision: &'static str) {
+        tracing::Span::current().record("deduplication_decision", decision);
+        let scope = self.name.scope.clone();
+        metrics::counter!("pgonce_gateway_answers_total", "scope" => scope, "decision" => decision).increment(1);
+    }
+
     pub(crate) fn policy(&self) -> &Policy {
         &self.route.policy
     }
