@@ -27,6 +27,9 @@ pub enum KeyError {
     /// Nothing in it.
     #[error("the key is empty")]
     Empty,
+    /// A space at its beginning or end, which does not survive on its way through headers.
+    #[error("the key begins or ends with a space")]
+    Padded,
     /// Longer than any key may be.
     #[error("the key is longer than {KEY_BYTES_MAX} bytes")]
     TooLong,
@@ -77,6 +80,8 @@ fn parse_value(line: &[u8], syntax: KeySyntax) -> Result<String, KeyError> {
     };
     match key.len() {
         0 => Err(KeyError::Empty),
+        // The upstream is told the key in a header of its own, and would look for another one.
+        1..=KEY_BYTES_MAX if key.starts_with(' ') || key.ends_with(' ') => Err(KeyError::Padded),
         1..=KEY_BYTES_MAX => Ok(key),
         _ => Err(KeyError::TooLong),
     }
@@ -154,7 +159,6 @@ mod tests {
             (r#"  "abc"  "#, "abc"),
             ("\t\"abc\"\t", "abc"),
             (r#""a b""#, "a b"),
-            (r#"" ""#, " "),
             (r#""a, b; c""#, "a, b; c"),
             (r#""say \"hi\"""#, r#"say "hi""#),
             (r#""b\\s""#, r"b\s"),
@@ -185,6 +189,9 @@ mod tests {
             (b"\"a\\u0041\"", Syntax),
             (b"\"a\\,\"", Syntax),
             (b"\"abc\"x", Syntax),
+            (b"\" \"", KeyError::Padded),
+            (b"\" abc\"", KeyError::Padded),
+            (b"\"abc \"", KeyError::Padded),
             (b"\"abc\" x", Syntax),
             (b"\"abc\"\"def\"", Syntax),
             (b"\"abc\" \"def\"", Syntax),

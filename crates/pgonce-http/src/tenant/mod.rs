@@ -134,9 +134,10 @@ impl TenantSource {
     }
 }
 
-/// Within the limits that the schema sets. The two separators are control characters to some collations.
+/// Within the limits that the schema sets, and fit to be told to an upstream in a header. The two separators are control characters to some collations.
 fn is_tenant(text: &str) -> bool {
     (1..=TENANT_BYTES_MAX).contains(&text.len())
+        && text.trim_matches(' ').len() == text.len()
         && !text.chars().any(|c| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}'))
 }
 
