@@ -35,7 +35,7 @@ impl Reply {
     /// A problem's slug and what it says of the effect.
     pub fn problem(&self) -> Option<(String, String)> {
         let body: Value = serde_json::from_slice(&self.body).ok()?;
-        let slug = body["type"].as_str()?.rsplit('/').next()?.to_owned();
+        let slug = body["type"].as_str()?.rsplit(['/', ':']).next()?.to_owned();
         Some((slug, body["effect"].as_str()?.to_owned()))
     }
 }
