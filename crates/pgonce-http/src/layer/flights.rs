@@ -157,16 +157,21 @@ impl Flight {
     /// Waits for the landing, or only until the flight runs. Before it does, it may itself be the one whose
     /// payload is not the key's: then nothing can be said about the follower yet.
     pub(super) async fn follow(&self, until: Instant, waiters_max: usize, to_the_end: bool) -> Seen {
-        let _waiting = match Waiting::among(&self.waiting, waiters_max) {
-            Some(waiting) => waiting,
-            None => return Seen::Busy,
-        };
         let mut states = self.state.subscribe();
-        let seen = states.wait_for(|state| match state {
+        let is_enough = |state: &State| match state {
             State::Asking => false,
             State::Running => !to_the_end,
             State::Landed(_) => true,
-        });
+        };
+        // Who need not wait is no waiter, however many there are: another payload is told so (422 before 409).
+        let waiting = match is_enough(&states.borrow()) {
+            true => None,
+            false => Waiting::among(&self.waiting, waiters_max),
+        };
+        if waiting.is_none() && !is_enough(&states.borrow()) {
+            return Seen::Busy;
+        }
+        let seen = states.wait_for(is_enough);
         match tokio::time::timeout_at(until, seen).await {
             Ok(Ok(state)) => match &*state {
                 State::Landed(landed) => Seen::Landed(landed.clone()),
