@@ -62,7 +62,7 @@ impl<J: Job> Lane<J> {
         }
         state.waiting.push_back(job);
         drop(state);
-        self.wake.notify_one();
+        self.wake.notify_last();
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl<J: Job> Lane<J> {
             state.waiting.push_front(job);
         }
         drop(state);
-        self.wake.notify_one();
+        self.wake.notify_last();
     }
 
     /// The same, after a pause.
@@ -121,7 +121,7 @@ impl<J: Job> Lane<J> {
             batch.push(job);
         }
         if !state.waiting.is_empty() || state.closed {
-            self.wake.notify_one(); // for the next worker
+            self.wake.notify_last(); // for the next worker
         }
         (!batch.is_empty() || state.closed).then_some(batch)
     }
@@ -133,7 +133,7 @@ impl<J: Job> Lane<J> {
 
     pub(super) fn close(&self) {
         self.state().closed = true;
-        self.wake.notify_one();
+        self.wake.notify_last();
     }
 
     fn is_done(&self) -> bool {
