@@ -34,7 +34,7 @@ test-matrix: setup
 
 test-pgbouncer: setup
 	@scripts/setup.sh pgbouncer
-	PATH="$$PATH:/usr/sbin" PGONCE_TEST_PGBOUNCER=1 cargo test --locked -p pgonce-testkit --test concurrency --test run --test contract
+	PATH="$$PATH:/usr/sbin" PGONCE_TEST_PGBOUNCER=1 cargo test --locked -p pgonce-testkit --test concurrency --test run --test contract --test batch
 
 bench: setup
 	@scripts/setup.sh nginx

@@ -12,10 +12,10 @@ BEGIN
         RAISE EXCEPTION 'claim id is missing'
             USING ERRCODE = 'P4020', HINT = 'Choose a new random UUID for every claim, and repeat it when sending again.';
     END IF;
-    -- Not to be had: somebody is taking over or completing it, and once.claim_any says so.
+    -- A row with a lease is processing (intent_shape). Not to be had: somebody is taking over or completing it, and once.claim_any says so.
     SELECT * INTO v_row FROM once.intent i
         WHERE i.tenant = p_tenant AND i.scope = p_scope AND i.key = p_key AND i.claim_id = p_claim_id
-          AND i.status = 'processing' AND i.fingerprint = p_fingerprint
+          AND i.locked_until IS NOT NULL AND i.fingerprint = p_fingerprint
         FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN once.claim_any(p_scope, p_key, p_fingerprint, 'leased', p_claimed_by, NULL, interval '0', p_tenant, p_claim_id);

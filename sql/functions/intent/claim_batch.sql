@@ -7,45 +7,38 @@ CREATE OR REPLACE FUNCTION once.claim_batch(
     p_tenants text[], p_scopes text[], p_keys text[], p_fingerprints bytea[], p_claim_ids uuid[],
     p_claimed_by text DEFAULT NULL)
 RETURNS SETOF once.claim_answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    v_answer once.claim_answer;
     v_answers once.claim_answer[];
     v_absent int[];
-    v_rest int[];
+    v_rest int[] := ARRAY[1];
     v_left int[];
     v_at int;
-    v_count int;
-    v_now timestamptz := once.clock(); -- as a value: a function of the clock is not inlined
-    v_row once.intent;
     v_result once.claim_result;
+    v_now timestamptz := once.clock();
 BEGIN
-    v_count := once.check_batch(cardinality(p_keys), once.shape(p_keys), once.shape(p_tenants), once.shape(p_scopes),
-        once.shape(p_fingerprints), once.shape(p_claim_ids));
-    IF v_count = 1 THEN -- alone: a plain look is cheaper
-        SELECT * INTO v_row FROM once.intent i
-            WHERE i.tenant = p_tenants[1] AND i.scope = p_scopes[1] AND i.key = p_keys[1];
-        IF v_row.status = 'succeeded' AND v_row.fingerprint = p_fingerprints[1] AND NOT v_row.stripped
-           AND (v_row.expires_at IS NULL OR v_row.expires_at > v_now) THEN
-            RETURN NEXT ROW(1, NULL, NULL, 'replay_success', NULL, v_row.attempt_count, v_row.response_code,
-                v_row.response_headers, v_row.response_body, v_row.result_type, v_row.result_id, v_row.failure_code,
-                v_row.failure_message, NULL, NULL, v_row.expires_at, NULL, NULL,
-                once.expires_in_ms(v_row.expires_at, v_now))::once.claim_answer;
+    IF once.check_batch(cardinality(p_keys), once.shape(p_keys), once.shape(p_tenants), once.shape(p_scopes),
+                        once.shape(p_fingerprints), once.shape(p_claim_ids)) = 1 THEN
+        v_answer := once.claim_alone(p_tenants[1], p_scopes[1], p_keys[1], p_fingerprints[1], p_claim_ids[1],
+                                     p_claimed_by);
+        IF v_answer.ordinal IS NOT NULL THEN
+            RETURN NEXT v_answer;
             RETURN;
         END IF;
-        v_rest := ARRAY[1];
     ELSE
         SELECT o_answers, o_absent, o_rest INTO v_answers, v_absent, v_rest
             FROM once.look_batch(p_tenants, p_scopes, p_keys, p_fingerprints, p_claim_ids);
         RETURN QUERY SELECT * FROM unnest(v_answers);
-    END IF;
-    IF v_absent IS NOT NULL THEN
-        SELECT o_answers, o_rest INTO v_answers, v_left
-            FROM once.own_batch(p_tenants, p_scopes, p_keys, p_fingerprints, p_claim_ids, v_absent, p_claimed_by);
-        RETURN QUERY SELECT * FROM unnest(v_answers);
-        v_rest := v_rest || v_left;
-    END IF;
-    IF v_rest IS NULL THEN
-        RETURN;
+        IF v_absent IS NOT NULL THEN
+            SELECT o_answers, o_rest INTO v_answers, v_left
+                FROM once.own_batch(p_tenants, p_scopes, p_keys, p_fingerprints, p_claim_ids, v_absent, p_claimed_by);
+            RETURN QUERY SELECT * FROM unnest(v_answers);
+            v_rest := v_rest || v_left;
+        END IF;
+        IF v_rest IS NULL THEN
+            RETURN;
+        END IF;
     END IF;
     FOREACH v_at IN ARRAY v_rest LOOP
         BEGIN

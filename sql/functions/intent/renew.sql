@@ -10,7 +10,7 @@ BEGIN
     v_policy := once.override_policy(v_policy, NULL, p_lease, NULL);
     UPDATE once.intent i SET locked_until = once.clock() + v_policy.lease
         WHERE i.tenant = p_tenant AND i.scope = p_scope AND i.key = p_key AND i.claim_id = p_claim_id
-          AND i.status = 'processing' AND i.locked_until > once.clock()
+          AND i.locked_until > once.clock() -- and so processing: see intent_shape
         RETURNING i.locked_until INTO v_until;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'this call does not own the claim' USING ERRCODE = 'P4012',

@@ -25,7 +25,7 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT i.ctid AS row FROM once.intent i
             WHERE i.tenant = a.tenant AND i.scope = a.scope AND i.key = a.key AND i.claim_id = a.claim_id
-              AND i.status = 'processing' AND i.locked_until > once.clock()
+              AND i.locked_until > once.clock() -- and so processing: see intent_shape
             FOR UPDATE SKIP LOCKED) l ON true
     )
     SELECT array_agg(s.row), array_agg(s.lease) INTO v_rows, v_leases

@@ -10,94 +10,32 @@ CREATE OR REPLACE FUNCTION once.succeed_batch(
     p_tenants text[], p_scopes text[], p_keys text[], p_claim_ids uuid[], p_response_codes int[],
     p_response_headers jsonb[], p_response_bodies bytea[], p_result_types text[], p_result_ids text[])
 RETURNS SETOF once.completion_answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_now timestamptz := once.clock();
-    v_rows tid[];
-    v_retention interval[];
-    v_tombstone interval[];
-    v_response text[];
-    v_row once.intent;
-    v_written int;
+    v_expires timestamptz;
+    v_now timestamptz;
 BEGIN
     IF once.check_batch(cardinality(p_keys), once.shape(p_keys), once.shape(p_tenants), once.shape(p_scopes),
         once.shape(p_claim_ids), once.shape(p_response_codes), once.shape(p_response_headers),
         once.shape(p_response_bodies), once.shape(p_result_types), once.shape(p_result_ids)) = 1 THEN
-        -- Alone, and nothing in the way: the single form is cheaper.
-        SELECT * INTO v_row FROM once.intent i
+        -- Alone, and nothing in the way: the single form is cheaper. A row with a lease is processing (intent_shape);
+        -- asked for by its status, it might be looked up among all that are, by an index that seemed empty once.
+        PERFORM 1 FROM once.intent i
             WHERE i.tenant = p_tenants[1] AND i.scope = p_scopes[1] AND i.key = p_keys[1]
-              AND i.claim_id = p_claim_ids[1] AND i.status = 'processing'
+              AND i.claim_id = p_claim_ids[1] AND i.locked_until IS NOT NULL
             FOR UPDATE SKIP LOCKED;
         IF FOUND AND octet_length(p_response_bodies[1]) > 16777216 IS NOT TRUE THEN
             PERFORM once.complete(p_tenants[1], p_scopes[1], p_keys[1], p_claim_ids[1], 'succeeded', 'P4010',
                 p_response_codes[1], p_response_headers[1], p_response_bodies[1], p_result_types[1], p_result_ids[1],
                 NULL, NULL);
-            v_now := once.clock();
-            RETURN QUERY SELECT 1, 'recorded', NULL::text, NULL::int, NULL::jsonb, NULL::bytea, NULL::text, NULL::text,
-                    NULL::text, NULL::text, once.expires_in_ms(i.expires_at, v_now)
-                FROM once.intent i
+            SELECT i.expires_at INTO v_expires FROM once.intent i
                 WHERE i.tenant = p_tenants[1] AND i.scope = p_scopes[1] AND i.key = p_keys[1];
+            v_now := once.clock();
+            RETURN NEXT ROW(1, 'recorded', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                            once.expires_in_ms(v_expires, v_now))::once.completion_answer;
             RETURN;
         END IF;
     END IF;
-    -- Lock what is ours, in the order of the keys. A terminal row is locked, too: that makes this commit wait
-    -- for the standby, so that `before` is as durable as `recorded`. v_rows: what may be written, else NULL.
-    WITH asked AS MATERIALIZED (
-        SELECT a.*, row_number() OVER (PARTITION BY a.tenant COLLATE "C", a.scope COLLATE "C", a.key COLLATE "C"
-                                       ORDER BY a.ordinal) = 1 AS first
-        FROM unnest(p_tenants, p_scopes, p_keys, p_claim_ids, p_response_bodies)
-            WITH ORDINALITY AS a (tenant, scope, key, claim_id, body, ordinal)
-    ), rules AS MATERIALIZED (
-        SELECT d.tenant, d.scope, p.retention, p.tombstone, p.response
-        FROM (SELECT DISTINCT a.tenant, a.scope FROM asked a) d CROSS JOIN LATERAL once.policy(d.tenant, d.scope) p
-    ), locked AS MATERIALIZED (
-        SELECT a.ordinal, a.tenant, a.scope, l.row
-        FROM (SELECT * FROM asked a ORDER BY a.tenant COLLATE "C", a.scope COLLATE "C", a.key COLLATE "C" OFFSET 0) a
-        LEFT JOIN LATERAL (
-            SELECT CASE WHEN i.status = 'processing' AND octet_length(a.body) > 16777216 IS NOT TRUE
-                        THEN i.ctid END AS row
-            FROM once.intent i
-            WHERE i.tenant = a.tenant AND i.scope = a.scope AND i.key = a.key AND i.claim_id = a.claim_id AND a.first
-            FOR UPDATE SKIP LOCKED) l ON true
-    )
-    SELECT array_agg(s.row), array_agg(s.retention), array_agg(s.tombstone), array_agg(s.response)
-    INTO v_rows, v_retention, v_tombstone, v_response
-    FROM (SELECT l.row, r.retention, r.tombstone, r.response
-          FROM locked l LEFT JOIN rules r ON r.tenant = l.tenant AND r.scope = l.scope ORDER BY l.ordinal) s;
-
-    -- The rows are locked, so nothing of them can have changed since; see once.complete for what is written.
-    UPDATE once.intent i SET
-        status = 'succeeded', updated_at = v_now, locked_until = NULL, completed_at = v_now,
-        expires_at = v_now + a.retention, tombstone_until = v_now + a.retention + a.tombstone,
-        response_code = CASE WHEN a.response <> 'error' THEN a.code END,
-        result_type = CASE WHEN a.response IN ('full', 'reference') THEN a.result_type END,
-        result_id = CASE WHEN a.response IN ('full', 'reference') THEN a.result_id END,
-        response_headers = CASE WHEN a.response = 'full' THEN a.headers END,
-        response_body = CASE WHEN a.response = 'full' THEN a.body END,
-        failure_code = NULL, failure_message = NULL
-    FROM unnest(v_rows, p_claim_ids, v_retention, v_tombstone, v_response, p_response_codes, p_response_headers,
-                p_response_bodies, p_result_types, p_result_ids)
-        AS a (row, claim_id, retention, tombstone, response, code, headers, body, result_type, result_id)
-    WHERE i.ctid = a.row AND i.claim_id = a.claim_id;
-    GET DIAGNOSTICS v_written = ROW_COUNT;
-    IF v_written <> cardinality(array_remove(v_rows, NULL)) THEN -- never `recorded` for what was not written (trap 1)
-        RAISE EXCEPTION 'rows changed while they were locked' USING ERRCODE = '40001', HINT = 'Send the batch again.';
-    END IF;
-
-    RETURN QUERY
-    SELECT a.ordinal::int,
-        CASE WHEN a.row IS NOT NULL THEN 'recorded'
-             WHEN i.status IN ('succeeded', 'failed_final') THEN 'before'
-             WHEN i.status IS DISTINCT FROM 'processing' THEN 'lost'
-             WHEN octet_length(a.body) > 16777216 THEN 'too_large'
-             ELSE 'busy' END,
-        i.status::text, i.response_code, i.response_headers, i.response_body, i.result_type, i.result_id,
-        i.failure_code, i.failure_message,
-        once.expires_in_ms(CASE WHEN a.row IS NOT NULL THEN v_now + a.retention ELSE i.expires_at END, v_now)
-    FROM unnest(p_tenants, p_scopes, p_keys, p_claim_ids, p_response_bodies, v_rows, v_retention)
-        WITH ORDINALITY AS a (tenant, scope, key, claim_id, body, row, retention, ordinal)
-    LEFT JOIN LATERAL (
-        SELECT * FROM once.intent i
-        WHERE i.tenant = a.tenant AND i.scope = a.scope AND i.key = a.key AND i.claim_id = a.claim_id
-          AND a.row IS NULL OFFSET 0) i ON true;
+    RETURN QUERY SELECT * FROM once.complete_batch(p_tenants, p_scopes, p_keys, p_claim_ids, p_response_codes,
+        p_response_headers, p_response_bodies, p_result_types, p_result_ids);
 END $$;

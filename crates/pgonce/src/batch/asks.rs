@@ -101,9 +101,8 @@ pub(super) async fn work(core: Arc<Core>) {
             continue;
         }
         core.waits.add(batch.iter().filter(|ask| ask.sent == 0).map(|ask| ask.since.elapsed()));
-        if !ask_all(&core, connection, batch).await {
-            line.leave();
-        }
+        let answered = ask_all(&core, connection, batch).await;
+        line.served(&core.asks, answered);
     }
 }
 

@@ -65,6 +65,8 @@ async fn send(
         Ok(Err(error)) if is_disconnect(&error) => Err(Trouble::Broken),
         // Read-only: this is not the primary any more, and a new connection may find the one that is.
         Ok(Err(error)) if error.code().is_some_and(|code| code.code() == "25006") => Err(Trouble::Broken),
+        // Cancelled, or out of time: nothing was done, and no one caller of many is to blame.
+        Ok(Err(error)) if error.code().is_some_and(|code| code.code() == "57014") => Err(Trouble::Later),
         Ok(Err(error)) => Err(match verdict_of(&error) {
             Verdict::Again | Verdict::Later | Verdict::InDoubt => {
                 tracing::debug!(%error, label, "batch refused for now");

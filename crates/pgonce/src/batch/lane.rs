@@ -21,7 +21,7 @@ pub(super) struct Lane<J> {
 struct State<J> {
     waiting: VecDeque<J>,
     closed: bool,
-    /// Why there is no connection, while there is none.
+    /// Why there is no answer, while there is none.
     trouble: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl<J: Job> Lane<J> {
         }
         state.waiting.push_back(job);
         drop(state);
-        self.wake.notify_one();
+        self.wake.notify_last();
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl<J: Job> Lane<J> {
             state.waiting.push_front(job);
         }
         drop(state);
-        self.wake.notify_one();
+        self.wake.notify_last();
     }
 
     /// The same, after a pause.
@@ -121,7 +121,7 @@ impl<J: Job> Lane<J> {
             batch.push(job);
         }
         if !state.waiting.is_empty() || state.closed {
-            self.wake.notify_one(); // for the next worker
+            self.wake.notify_last(); // for the next worker
         }
         (!batch.is_empty() || state.closed).then_some(batch)
     }
@@ -133,7 +133,7 @@ impl<J: Job> Lane<J> {
 
     pub(super) fn close(&self) {
         self.state().closed = true;
-        self.wake.notify_one();
+        self.wake.notify_last();
     }
 
     fn is_done(&self) -> bool {
@@ -146,7 +146,7 @@ impl<J: Job> Lane<J> {
         self.state().waiting.front().map_or(Duration::ZERO, |job| job.since().elapsed())
     }
 
-    /// Why there is no connection, where there is none.
+    /// Why there is no answer, where there is none.
     pub(super) fn trouble(&self) -> Option<String> {
         self.state().trouble.clone()
     }
@@ -187,15 +187,20 @@ impl Line {
             tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
             pause = (pause * 2).min(Duration::from_secs(1));
         }
-        if let Some(trouble) = lane.state().trouble.take() {
-            tracing::info!(before = %trouble, "connected again");
-        }
         self.connection.as_ref()
     }
 
-    /// Forgets a connection that did not answer: nothing more is known of what it is doing.
-    pub(super) fn leave(&mut self) {
-        self.connection = None;
+    /// What came of a call: a connection that did not answer is left, for nothing more is known of it.
+    pub(super) fn served<J: Job>(&mut self, lane: &Lane<J>, answered: bool) {
+        let mut state = lane.state();
+        if answered {
+            if let Some(trouble) = state.trouble.take() {
+                tracing::info!(before = %trouble, "the database answers again");
+            }
+        } else {
+            self.connection = None;
+            state.trouble.get_or_insert_with(|| "the connection broke".to_owned());
+        }
     }
 }
 

@@ -383,8 +383,10 @@ impl Batcher {
                         Ok(Ok(row)) => return (Ok(row), sent_before),
                         // Fenced: sent twice it does what it does once.
                         Ok(Err(error)) => {
-                            sent_before |= is_disconnect(&error);
+                            let broken = is_disconnect(&error);
+                            sent_before |= broken;
                             match verdict_of(&error) {
+                                _ if broken => Error::Away { reason: crate::error::describe(&error) },
                                 Verdict::Again | Verdict::Later | Verdict::InDoubt => Error::from(error),
                                 _ => return (Err(error.into()), sent_before),
                             }

@@ -85,9 +85,8 @@ pub(super) async fn work(core: Arc<Core>) {
     loop {
         let Some(connection) = line.open(&core.tasks).await else { return };
         let Some(batch) = core.tasks.take(core.batch.batch_max).await else { return };
-        if !do_all(&core, connection, batch).await {
-            line.leave();
-        }
+        let answered = do_all(&core, connection, batch).await;
+        line.served(&core.tasks, answered);
     }
 }
 
