@@ -84,14 +84,15 @@ pub enum Error {
         /// When to come again.
         retry_after: Duration,
     },
-    /// The database could not be reached, or did not answer in time. Nothing may be run by this call.
-    #[error("the database is away ({reason}); nothing may be run; retry with the same key")]
+    /// The database could not be reached, or did not answer in time. Nothing may be run on the strength of this
+    /// call; whether it wrote anything is not known.
+    #[error("the database did not answer ({reason}); nothing may be run without its answer; retry with the same key")]
     Away {
         /// Why.
         reason: String,
     },
-    /// The database refused this intent of a batch, and will every time. Nothing was run.
-    #[error("refused: {message} [{sqlstate}]; nothing was run")]
+    /// The database refused this intent of a batch, and will every time. Nothing was written by this call.
+    #[error("the database refused it: {message} [{sqlstate}]; nothing was written by this call")]
     Refused {
         /// The SQLSTATE; see docs/reference/errors.md.
         sqlstate: String,

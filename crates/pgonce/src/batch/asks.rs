@@ -89,6 +89,10 @@ pub(super) async fn work(core: Arc<Core>) {
     loop {
         let Some(connection) = line.open(&core.asks).await else { return };
         let Some(mut batch) = core.asks.take(core.batch.batch_max).await else { return };
+        if connection.client.is_closed() {
+            core.asks.again(batch); // it broke while it was idle: nothing was sent
+            continue;
+        }
         // A question whose caller has left is not sent again; what its first sending did is undone.
         batch.retain(|ask| {
             let left = ask.reply.is_closed();

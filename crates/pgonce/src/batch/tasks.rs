@@ -85,6 +85,10 @@ pub(super) async fn work(core: Arc<Core>) {
     loop {
         let Some(connection) = line.open(&core.tasks).await else { return };
         let Some(batch) = core.tasks.take(core.batch.batch_max).await else { return };
+        if connection.client.is_closed() {
+            core.tasks.again(batch); // it broke while it was idle: nothing was sent
+            continue;
+        }
         let answered = do_all(&core, connection, batch).await;
         line.served(&core.tasks, answered);
     }
