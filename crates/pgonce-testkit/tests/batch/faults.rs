@@ -120,11 +120,13 @@ async fn a_claim_whose_caller_left_is_given_back() {
 /// Nobody can connect any more, and everybody is thrown out.
 async fn go_away(admin: &Client, db: &TestDb) {
     let name = db.name();
-    let sql = format!(
-        "ALTER DATABASE {name} ALLOW_CONNECTIONS false;
-         SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
-    );
-    admin.batch_execute(&sql).await.unwrap();
+    // Committed first: who is thrown out before comes back at once.
+    admin.batch_execute(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await.unwrap();
+    eventually("nobody is there", async || {
+        let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = $1";
+        admin.query_one(sql, &[&name]).await.unwrap().get::<_, i64>(0) == 0
+    })
+    .await;
 }
 
 async fn come_back(admin: &Client, db: &TestDb) {
