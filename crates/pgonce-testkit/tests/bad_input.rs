@@ -171,6 +171,9 @@ async fn fingerprints_of_the_wrong_size() {
             let told = victim.client.execute(sql, &[&format!("{MARK} key"), &fingerprint, &mode]).await;
             victim.refused(&format!("fingerprint of {size:?} bytes, {mode}"), "P4003", told).await;
         }
+        let sql = "SELECT once.peek('plain', $1, $2)";
+        let told = victim.client.execute(sql, &[&format!("{MARK} key"), &fingerprint]).await;
+        victim.refused(&format!("peek, fingerprint of {size:?} bytes"), "P4003", told).await;
     }
     for sql in
         ["SELECT once.fingerprint(NULL)", "SELECT once.fingerprint_bytes(NULL)", "SELECT once.fingerprint('1e400')"]

@@ -6,6 +6,10 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp A
 DECLARE
     v_row once.intent;
 BEGIN
+    IF octet_length(p_fingerprint) IS DISTINCT FROM 32 THEN -- NULL would be no other payload, and be shown the answer
+        RAISE EXCEPTION 'fingerprint is missing or not 32 bytes'
+            USING ERRCODE = 'P4003', HINT = 'once.fingerprint(payload) makes one.';
+    END IF;
     SELECT * INTO v_row FROM once.intent i
         WHERE i.tenant = p_tenant AND i.scope = p_scope AND i.key = p_key;
     IF FOUND THEN
