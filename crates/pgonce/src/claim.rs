@@ -157,17 +157,7 @@ impl Owned {
         code: &str,
         message: &str,
     ) -> Result<(), Error> {
-        let name = &self.name;
-        let parameters: [(&(dyn ToSql + Sync), Type); 7] = [
-            (&name.scope, Type::TEXT),
-            (&name.key, Type::TEXT),
-            (&self.claim_id, Type::UUID),
-            (&retryable, Type::BOOL),
-            (&code, Type::TEXT),
-            (&message, Type::TEXT),
-            (&name.tenant, Type::TEXT),
-        ];
-        query(client, Call::Fail, &parameters).await?;
+        query(client, Call::Fail, &fail_parameters(&self.name, &self.claim_id, &retryable, &code, &message)).await?;
         Ok(())
     }
 
@@ -250,6 +240,24 @@ pub(crate) fn succeed_parameters<'a>(
         (&answer.headers, Type::JSONB),
         (&answer.result_type, Type::TEXT),
         (&answer.result_id, Type::TEXT),
+        (&name.tenant, Type::TEXT),
+    ]
+}
+
+pub(crate) fn fail_parameters<'a>(
+    name: &'a IntentName,
+    claim_id: &'a Uuid,
+    retryable: &'a bool,
+    code: &'a &str,
+    message: &'a &str,
+) -> [(&'a (dyn ToSql + Sync), Type); 7] {
+    [
+        (&name.scope, Type::TEXT),
+        (&name.key, Type::TEXT),
+        (claim_id, Type::UUID),
+        (retryable, Type::BOOL),
+        (code, Type::TEXT),
+        (message, Type::TEXT),
         (&name.tenant, Type::TEXT),
     ]
 }

@@ -4,12 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio_postgres::types::{ToSql, Type};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
 use crate::claim::{
-    Answer, Claim, ClaimWire, Mode, interval, release_parameters, renew_parameters, succeed_parameters,
+    Answer, Claim, ClaimWire, Mode, fail_parameters, interval, release_parameters, renew_parameters, succeed_parameters,
 };
 use crate::error::Failure;
 use crate::intent::Intent;
@@ -213,15 +212,8 @@ impl Intent<'_> {
         let Failure { code, message, verdict } = failure;
         let retryable = matches!(verdict, Verdict::Again | Verdict::Later | Verdict::InDoubt);
         let name = self.name();
-        let parameters: [(&(dyn ToSql + Sync), Type); 7] = [
-            (&name.scope, Type::TEXT),
-            (&name.key, Type::TEXT),
-            (&claim_id, Type::UUID),
-            (&retryable, Type::BOOL),
-            (&code, Type::TEXT),
-            (&message, Type::TEXT),
-            (&name.tenant, Type::TEXT),
-        ];
+        let (code_text, message_text) = (code.as_str(), message.as_str());
+        let parameters = fail_parameters(name, &claim_id, &retryable, &code_text, &message_text);
         loop {
             let recorded = match self.once().connection().await {
                 Ok(connection) => connection.call(Call::Fail, &parameters).await.map(|_| ()).map_err(|error| {

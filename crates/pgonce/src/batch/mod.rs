@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use crate::claim::{Answer, Claim, IntentName, interval, release_parameters, resolve_parameters};
+use crate::claim::{Answer, Claim, IntentName, fail_parameters, interval, release_parameters, resolve_parameters};
 use crate::observe::{self, Tally};
 use crate::pool::{Connector, Manager, Pool, Pooled};
 use crate::retry::{Budget, RetryPolicy};
@@ -262,16 +262,7 @@ impl Batcher {
         code: &str,
         message: &str,
     ) -> Result<(), Error> {
-        let parameters: [(&(dyn ToSql + Sync), Type); 7] = [
-            (&name.scope, Type::TEXT),
-            (&name.key, Type::TEXT),
-            (&claim_id, Type::UUID),
-            (&retryable, Type::BOOL),
-            (&code, Type::TEXT),
-            (&message, Type::TEXT),
-            (&name.tenant, Type::TEXT),
-        ];
-        match self.single(Call::Fail, &parameters).await {
+        match self.single(Call::Fail, &fail_parameters(name, &claim_id, &retryable, &code, &message)).await {
             // An earlier sending got through: the row is not processing any more, and says whose it is.
             (Err(Error::LeaseLost), true) if self.is_settled(name, &claim_id).await? => {}
             (told, _) => _ = told?,
