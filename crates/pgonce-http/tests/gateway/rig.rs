@@ -19,7 +19,7 @@ use pgonce_http::gateway;
 use pgonce_testkit::TestDb;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 /// A service that counts its effects in the database, and behaves as the path says.
 pub struct Service {
@@ -38,6 +38,8 @@ pub struct ServiceState {
     pub gate: Notify,
     /// Told when a request to /hold has arrived.
     pub arrived: Notify,
+    /// How many pieces /stream may send.
+    pub pieces: Semaphore,
     /// The last request's protocol.
     pub version: std::sync::Mutex<http::Version>,
 }
@@ -51,6 +53,7 @@ impl Service {
             seen: std::sync::Mutex::default(),
             gate: Notify::new(),
             arrived: Notify::new(),
+            pieces: Semaphore::new(0),
             version: std::sync::Mutex::default(),
         });
         let router = Router::new().fallback(serve).with_state(Arc::clone(&state));
@@ -137,15 +140,15 @@ async fn serve(State(state): State<Arc<ServiceState>>, request: Request) -> Resp
             let bytes: usize = path.rsplit('/').next().unwrap().parse().unwrap();
             answer(200, "x".repeat(bytes))
         }
-        // Pieces over time, without a length.
+        // Pieces when they are let go, without a length.
         "stream" => {
             state.effect(&head.headers).await;
-            let pieces = futures_util::stream::unfold(0, |n| async move {
+            let pieces = futures_util::stream::unfold((0, Arc::clone(&state)), |(n, state)| async move {
                 if n == 5 {
                     return None;
                 }
-                tokio::time::sleep(Duration::from_millis(60)).await;
-                Some((Ok::<_, std::io::Error>(format!("piece {n}\n")), n + 1))
+                state.pieces.acquire().await.unwrap().forget();
+                Some((Ok::<_, std::io::Error>(format!("piece {n}\n")), (n + 1, state)))
             });
             let mut response = answer(200, String::new());
             *response.body_mut() = AxumBody::from_stream(pieces);
