@@ -1,0 +1,16 @@
+//! From the outbox to brokers and webhooks, and from brokers into the inbox.
+//!
+//! A [`Sink`] takes messages; each says of every message what became of it ([`Verdict`]). A [`Source`] gives
+//! deliveries; each is acknowledged after its effect has committed, never before.
+
+mod envelope;
+mod message;
+pub mod sink;
+pub mod source;
+mod target;
+
+pub use envelope::{Encoded, Envelope, decode};
+pub use message::{Aggregate, Message};
+pub use sink::{Sink, Verdict};
+pub use source::{Delivery, Source, SourceError};
+pub use target::{Target, TargetError};
