@@ -4,10 +4,14 @@ DO $$
 DECLARE
     v_app text[] := ARRAY['claim', 'peek', 'succeed', 'fail', 'record_failure', 'renew', 'release', 'resolve', 'doubt',
         'claim_batch', 'peek_batch', 'succeed_batch', 'renew_batch',
-        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'try_lock', 'tally', 'schema_version'];
-    v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope'];
+        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'try_lock', 'tally', 'schema_version', 'emit'];
+    v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope', 'sink_lag',
+        'resume_held', 'resume_sink', 'rotate_outbox', 'keep_outbox', 'adopt_outbox', 'ask_replay', 'continue_replay', 'record_replay', 'outbox_messages'];
+    -- Reads every message, whatever its tenant: for relays, and nobody else.
+    v_relay text[] := ARRAY['open_sink', 'hold_lanes', 'drop_lanes', 'outbox_difference', 'outbox_messages', 'advance_lanes',
+        'held_keys', 'held_due', 'settle_held', 'disable_sink', 'rotate_outbox', 'sink_lag'];
     v_views text[] := ARRAY['intents', 'scopes', 'stale_claims', 'uncertain', 'most_retried', 'suppression', 'sizes',
-        'growth', 'audit_trail', 'history', 'migrations'];
+        'growth', 'audit_trail', 'history', 'migrations', 'sinks', 'outbox_parked', 'outbox_segments', 'outbox_replays', 'outbox_log'];
     v_role text;
     v_signature text;
     v_view text;
@@ -16,18 +20,19 @@ BEGIN
     REVOKE ALL ON ALL FUNCTIONS IN SCHEMA once FROM PUBLIC;
     REVOKE ALL ON ALL TABLES IN SCHEMA once FROM PUBLIC;
     REVOKE ALL ON ALL SEQUENCES IN SCHEMA once FROM PUBLIC;
-    FOR v_role IN SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.rolname IN ('once_app', 'once_ops', 'once_reader') LOOP
+    FOR v_role IN SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.rolname IN ('once_app', 'once_ops', 'once_reader', 'once_relay') LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA once TO %I', v_role);
         EXECUTE format('GRANT EXECUTE ON FUNCTION once.clock() TO %I', v_role); -- views are read with the reader's rights
         FOR v_signature IN
             SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc p
             WHERE p.pronamespace = 'once'::regnamespace
               AND ((v_role = 'once_app' AND p.proname = ANY (v_app)) OR (v_role = 'once_ops' AND p.proname = ANY (v_ops))
+                   OR (v_role = 'once_relay' AND p.proname = ANY (v_relay)) OR (v_role = 'once_reader' AND p.proname = 'sink_lag')
                    OR p.proname = 'schema_version')
         LOOP
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', v_signature, v_role);
         END LOOP;
-        IF v_role <> 'once_app' THEN
+        IF v_role IN ('once_ops', 'once_reader') THEN
             FOREACH v_view IN ARRAY v_views LOOP
                 EXECUTE format('GRANT SELECT ON once.%I TO %I', v_view, v_role);
             END LOOP;
@@ -38,6 +43,8 @@ BEGIN
         GRANT USAGE ON SCHEMA once TO once_direct;
         GRANT SELECT, INSERT ON once.intent TO once_direct;
         GRANT SELECT ON once.scope TO once_direct;
+        GRANT INSERT ON once.outbox TO once_direct;
+        GRANT USAGE ON SEQUENCE once.outbox_position TO once_direct;
         GRANT EXECUTE ON FUNCTION once.clock(), once.lock_key(text, text, text), once.policy(text, text) TO once_direct;
     END IF;
 END $$;

@@ -2,7 +2,7 @@
 -- run these lines once, and the next migrate uses them:
 --   CREATE ROLE once_owner NOLOGIN;  CREATE ROLE once_app NOLOGIN;
 --   CREATE ROLE once_ops NOLOGIN;    CREATE ROLE once_reader NOLOGIN;
---   CREATE ROLE once_direct NOLOGIN;
+--   CREATE ROLE once_direct NOLOGIN; CREATE ROLE once_relay NOLOGIN;
 --   GRANT once_owner TO <the role that migrates>;
 DO $$
 DECLARE
@@ -10,7 +10,7 @@ DECLARE
     -- From PostgreSQL 16 on, who makes a role is its administrator, and a member, but may not become it.
     v_become text := CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END;
 BEGIN
-    FOREACH v_role IN ARRAY ARRAY['once_owner', 'once_app', 'once_ops', 'once_reader', 'once_direct'] LOOP
+    FOREACH v_role IN ARRAY ARRAY['once_owner', 'once_app', 'once_ops', 'once_reader', 'once_direct', 'once_relay'] LOOP
         IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.rolname = v_role) THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);

@@ -6,6 +6,7 @@ mod config;
 mod database;
 #[cfg(feature = "failpoints")]
 mod failpoints;
+mod metrics;
 mod output;
 mod verbs;
 
@@ -49,9 +50,14 @@ enum Verb {
     Migrate(verbs::migrate::Options),
     /// Stand before a service, and give its clients safe retries by Idempotency-Key
     Gateway(verbs::gateway::Options),
+    /// Send what the outbox holds to brokers, webhooks and other databases
+    Relay(verbs::relay::Options),
     /// See, explain, settle and recover intents
     #[command(subcommand)]
     Intents(verbs::intents::Command),
+    /// See where messages are, and what became of those that a sink did not take
+    #[command(subcommand)]
+    Outbox(verbs::outbox::Command),
     /// Remove intents that are past their window, in batches
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
@@ -110,6 +116,8 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Up(options) => verbs::up::run(options, url, config.up, out).await,
         Verb::Migrate(options) => verbs::migrate::run(options, &database::needed(url)?, out).await,
         Verb::Gateway(options) => verbs::gateway::run(options, config.path, &database::needed(url)?).await,
+        Verb::Relay(options) => verbs::relay::run(options, &database::needed(url)?, out).await,
+        Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Purge(options) => verbs::purge::run(options, &database::needed(url)?, out).await,
         Verb::Archive(options) => verbs::archive::run(options, &database::needed(url)?, out).await,

@@ -3,8 +3,11 @@
 //! A [`Sink`] takes messages; each says of every message what became of it ([`Verdict`]). A [`Source`] gives
 //! deliveries; each is acknowledged after its effect has committed, never before.
 
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
 mod envelope;
 mod message;
+pub mod relay;
 pub mod sink;
 pub mod source;
 mod target;

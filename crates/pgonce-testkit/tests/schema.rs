@@ -218,7 +218,7 @@ async fn no_superuser_is_needed() {
                 flow(&client, "key").await;
             }
             "maker" => {
-                assert_eq!(roles, ["once_app", "once_direct", "once_ops", "once_owner", "once_reader"]);
+                assert_eq!(roles, ["once_app", "once_direct", "once_ops", "once_owner", "once_reader", "once_relay"]);
                 assert_eq!(owned_by, "once_owner");
                 client.batch_execute("SET ROLE once_owner").await.unwrap();
                 flow(&client, "key").await;
@@ -321,6 +321,7 @@ async fn each_role_may_do_its_own_and_no_more() {
         "clock",
         "define_scope",
         "doubt",
+        "emit",
         "fail",
         "fingerprint",
         "fingerprint_bytes",
@@ -338,16 +339,55 @@ async fn each_role_may_do_its_own_and_no_more() {
         "try_lock",
     ];
     assert_eq!(rights(&admin, "once_app").await, (app.map(String::from).to_vec(), Vec::new()));
-    let ops = ["clock", "define_scope", "purge", "purge_rows", "recover", "schema_version", "settle"];
+    let ops = [
+        "adopt_outbox",
+        "ask_replay",
+        "clock",
+        "continue_replay",
+        "define_scope",
+        "keep_outbox",
+        "outbox_messages",
+        "purge",
+        "purge_rows",
+        "record_replay",
+        "recover",
+        "resume_held",
+        "resume_sink",
+        "rotate_outbox",
+        "schema_version",
+        "settle",
+        "sink_lag",
+    ];
     assert_eq!(rights(&admin, "once_ops").await, (ops.map(String::from).to_vec(), views.clone()));
-    assert_eq!(rights(&admin, "once_reader").await, (vec!["clock".into(), "schema_version".into()], views.clone()));
+    let reader = ["clock", "schema_version", "sink_lag"].map(String::from).to_vec();
+    assert_eq!(rights(&admin, "once_reader").await, (reader, views.clone()));
+    let relay = [
+        "advance_lanes",
+        "clock",
+        "disable_sink",
+        "drop_lanes",
+        "held_due",
+        "held_keys",
+        "hold_lanes",
+        "open_sink",
+        "outbox_difference",
+        "outbox_messages",
+        "rotate_outbox",
+        "schema_version",
+        "settle_held",
+        "sink_lag",
+    ];
+    assert_eq!(rights(&admin, "once_relay").await, (relay.map(String::from).to_vec(), Vec::new()));
 
-    // The opt-in for the straight path: two tables, and nothing there but to read and to add.
+    // The opt-in for the straight path: three tables, and nothing there but to read and to add.
     let direct = ["clock", "lock_key", "policy"].map(String::from).to_vec();
-    assert_eq!(rights(&admin, "once_direct").await, (direct, vec!["intent".into(), "scope".into()]));
+    assert_eq!(
+        rights(&admin, "once_direct").await,
+        (direct, ["intent", "outbox", "outbox_position", "scope"].map(String::from).to_vec())
+    );
     let more = "SELECT relname::text FROM pg_class WHERE relnamespace = 'once'::regnamespace AND relkind IN ('r', 'p')
         AND (has_table_privilege('once_direct', oid, 'UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
-             OR has_table_privilege('once_direct', oid, 'INSERT') AND relname <> 'intent')";
+             OR has_table_privilege('once_direct', oid, 'INSERT') AND relname NOT IN ('intent', 'outbox'))";
     assert_eq!(list(&admin, more).await, Vec::<String>::new());
 
     flow(&users["once_app"], "app's").await;
@@ -469,6 +509,8 @@ async fn a_hostile_search_path_changes_nothing() {
 /// ones, and calls with the old number of arguments would be ambiguous.
 const FIRST_VERSION: &str = "
     DELETE FROM once.migration WHERE version > 1;
+    DROP TABLE once.outbox_home, once.outbox, once.sink, once.lane, once.relay, once.held, once.outbox_replay CASCADE;
+    DROP SEQUENCE once.outbox_position;
     DROP TYPE once.claim_answer, once.completion_answer, once.renewal_answer CASCADE;
     DROP FUNCTION once.claim_any, once.own, once.own_existing, once.sort_stale;
     CREATE FUNCTION once.claim_any(p_scope text, p_key text, p_fingerprint bytea, p_mode text, p_claimed_by text, p_lease interval,

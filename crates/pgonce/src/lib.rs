@@ -36,6 +36,7 @@ mod leased;
 pub mod migrate;
 mod observe;
 mod once;
+mod outbox;
 mod outcome;
 mod pool;
 mod retry;
@@ -55,6 +56,7 @@ pub use fingerprint::{Fingerprint, fingerprint, fingerprint_bytes, key_hash, sta
 pub use intent::Intent;
 pub use leased::Lease;
 pub use once::{Once, PoolStatus};
+pub use outbox::{Event, Signals, emit};
 pub use outcome::{Answered, Decision, Outcome};
 pub use retry::RetryPolicy;
 pub use settings::Settings;

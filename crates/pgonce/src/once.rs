@@ -10,6 +10,7 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::direct::Policies;
 use crate::intent::Intent;
 use crate::observe::{Counts, Tally};
+use crate::outbox::Waker;
 use crate::pool::{Connection, Connector, Manager, Pool, Pooled};
 use crate::retry::Breaker;
 use crate::settings::Settings;
@@ -29,6 +30,7 @@ pub(crate) struct Shared {
     pub(crate) tally: Tally,
     /// Set where the login may use the direct statements.
     pub(crate) direct: Option<Policies>,
+    pub(crate) waker: Waker,
     breaker: Breaker,
     seen: Seen,
 }
@@ -77,6 +79,7 @@ impl Once {
             settings,
             tally: Tally::default(),
             direct: direct.then(Policies::default),
+            waker: Waker::default(),
             breaker: Breaker::new(5, Duration::from_secs(1)),
             seen: Seen::default(),
         });
@@ -166,7 +169,8 @@ pub(crate) async fn flush(connection: &Connection, counts: Counts) -> Result<(),
 /// The privileges that the role `once_direct` gives.
 async fn may_go_direct(client: &tokio_postgres::Client) -> Result<bool, Error> {
     let sql = "SELECT has_table_privilege('once.intent', 'SELECT') AND has_table_privilege('once.intent', 'INSERT')
-                  AND has_table_privilege('once.scope', 'SELECT') AND has_function_privilege('once.policy(text, text)', 'EXECUTE')";
+                  AND has_table_privilege('once.scope', 'SELECT') AND has_function_privilege('once.policy(text, text)', 'EXECUTE')
+                  AND has_table_privilege('once.outbox', 'INSERT')";
     Ok(client.query_typed_one(sql, &[]).await?.try_get(0)?)
 }
 

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::claim::{Answer, Claim, ClaimWire, Mode, interval, resolve_parameters};
 use crate::direct::{Policy, claim_parameters, read_claim};
 use crate::error::Failure;
+use crate::outbox::Waker;
 use crate::outcome::{Answered, Decision, Outcome, as_json, from_json};
 use crate::pool::Connection;
 use crate::retry::Budget;
@@ -160,7 +161,12 @@ impl Intent<'_> {
                 };
             }
         };
-        match tx.commit(answer).await {
+        let emitted = tx.emitted();
+        let ended = tx.commit(answer).await;
+        if emitted && matches!(ended, Ended::Committed | Ended::InDoubt(_)) {
+            Waker::wake(&self.once().shared);
+        }
+        match ended {
             Ended::Committed => Ok(self.executed(value)),
             Ended::Refused(error) => self.refused(error.into(), started.elapsed()),
             Ended::Overtaken => Ok(Step::Again(Error::FailedRetryable {

@@ -27,10 +27,12 @@ pub(crate) enum Call {
     Settle,
     DefineScope,
     Ping,
+    Emit,
+    DirectEmit,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 21;
+    pub(crate) const COUNT: usize = 23;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -82,6 +84,12 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::DefineScope, _) => "SELECT once.define_scope($1, $2)",
         (Call::Doubt, _) => "SELECT once.doubt($1, $2, $3, $4, $5, $6)",
         (Call::Ping, _) => "SELECT 1",
+        (Call::Emit, _) => {
+            "SELECT once.emit(p_topic => $1, p_type => $2, p_payload => $3, p_ordering_key => $4, p_aggregate_type => $5, \
+             p_aggregate_id => $6, p_aggregate_version => $7, p_headers => $8, p_scope => $9, p_key => $10, \
+             p_ordinal => $11, p_message_id => $12, p_tenant => $13)"
+        }
+        (Call::DirectEmit, _) => include_str!("../../../sql/direct/emit.sql"),
     }
 }
 
@@ -139,6 +147,35 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::DefineScope => &[Type::TEXT, Type::JSONB],
         Call::Doubt => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT],
         Call::Ping => &[],
+        Call::Emit => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::JSONB,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT8,
+            Type::JSONB,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT4,
+            Type::UUID,
+            Type::TEXT,
+        ],
+        Call::DirectEmit => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::JSONB,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT8,
+            Type::JSONB,
+            Type::TEXT,
+            Type::TEXT,
+            Type::UUID,
+            Type::TEXT,
+        ],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
         Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[

@@ -46,6 +46,10 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4020", Verdict::Final),
     ("P4029", Verdict::Later),
     ("P4030", Verdict::Final),
+    ("P4040", Verdict::Final), // a message that cannot be emitted
+    ("P4041", Verdict::Final), // a message id with another content
+    ("P4070", Verdict::Final), // the outbox is from another database
+    ("P4071", Verdict::Lost),  // a relay's lane was taken over
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data

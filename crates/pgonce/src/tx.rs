@@ -1,7 +1,7 @@
 //! The one transaction of an intent: claim, effect and outcome.
 
 use std::ops::Deref;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::join;
@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::claim::{Answer, ClaimWire, IntentName, succeed_parameters};
 use crate::direct::{DirectClaim, Policy, RESPONSE_BYTES_MAX, claim_parameters, is_overtaken, read_claim};
+use crate::outbox::{self, Event};
 use crate::pool::Pooled;
 use crate::sql::{Call, ClaimRow};
 use crate::sqlstate::is_disconnect;
@@ -32,6 +33,7 @@ struct Inner {
     /// Set where the claim was made directly: the completion is then, too.
     direct: Option<DirectClaim>,
     answer: Mutex<Answer>,
+    emitted: AtomicBool,
 }
 
 /// How a transaction ended, as far as the connection could tell.
@@ -99,6 +101,31 @@ impl Tx {
         self.answer().code = Some(code);
     }
 
+    /// Adds a message to the outbox: it is there if and only if this transaction commits. Its id is derived from the
+    /// intent, the same in every attempt; one message of a type an intent, further ones by [`Event::ordinal`]. Emit
+    /// after the row that it tells of was written: messages with one ordering key then arrive in commit order.
+    ///
+    /// # Errors
+    /// P4040 where the message cannot be emitted, P4041 where the intent emitted another one of the type.
+    pub async fn emit(&self, event: Event) -> Result<Uuid, crate::Error> {
+        let Inner { connection, name, direct, .. } = &*self.0;
+        self.0.emitted.store(true, Ordering::Relaxed);
+        let wire = outbox::Wire::new(&event)?;
+        if direct.is_some() && outbox::is_plain(&event) {
+            let id = outbox::message_id(name, &event);
+            if connection.execute(Call::DirectEmit, &wire.direct(&event, name, &id)).await? == 1 {
+                return Ok(id);
+            }
+        }
+        let parameters = wire.parameters(&event, &name.tenant, &name.scope, &name.key);
+        Ok(connection.call(Call::Emit, &parameters).await?.try_get(0)?)
+    }
+
+    /// Whether relays have something to do once this has committed.
+    pub(crate) fn emitted(&self) -> bool {
+        self.0.emitted.load(Ordering::Relaxed)
+    }
+
     fn answer(&self) -> std::sync::MutexGuard<'_, Answer> {
         self.0.answer.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -137,7 +164,15 @@ impl Tx {
         attempt: u32,
         direct: Option<DirectClaim>,
     ) -> Self {
-        Self(Arc::new(Inner { connection, name, claim_id, attempt, direct, answer: Mutex::default() }))
+        Self(Arc::new(Inner {
+            connection,
+            name,
+            claim_id,
+            attempt,
+            direct,
+            answer: Mutex::default(),
+            emitted: AtomicBool::new(false),
+        }))
     }
 
     /// Completes and commits in one round trip. The completion also proves that the transaction was not

@@ -6,6 +6,8 @@ pub mod doctor;
 pub mod gateway;
 pub mod intents;
 pub mod migrate;
+pub mod outbox;
 pub mod purge;
+pub mod relay;
 pub mod shop;
 pub mod up;

@@ -1,10 +1,15 @@
 //! Where messages go. One folder a sink; all pass one contract suite against the real thing.
 
+pub mod postgres;
+pub mod stdout;
+#[cfg(feature = "webhook")]
+pub mod webhook;
+
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::Message;
+use crate::{Message, Target, TargetError};
 
 /// What became of one message that was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +41,19 @@ pub enum Verdict {
     },
 }
 
+impl Verdict {
+    /// For metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Retry { .. } => "retry",
+            Self::Refused { .. } => "refused",
+            Self::Away { .. } => "away",
+            Self::Disabled { .. } => "disabled",
+        }
+    }
+}
+
 /// A place that takes messages.
 ///
 /// `send` gets messages that are independent of each other: no two of them have the same ordering key, so it may
@@ -50,4 +68,28 @@ pub trait Sink: Send + Sync + std::fmt::Debug {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
+}
+
+/// Opens the sink that a URL names: its scheme says which. Nothing is connected yet, so a broker that is away now
+/// is no error.
+///
+/// # Errors
+/// A URL that cannot be read, a setting that this sink does not know, or a sink that this build leaves out.
+pub fn open(url: &str) -> Result<(Target, Box<dyn Sink>), TargetError> {
+    let (scheme, _) = url.split_once(':').ok_or_else(|| TargetError("a sink is a URL: nats://host".into()))?;
+    match scheme {
+        "stdout" => opened(Target::parse(url, &[])?, stdout::open),
+        "postgres" | "postgresql" => opened(Target::parse(url, postgres::SETTINGS)?, postgres::open),
+        #[cfg(feature = "webhook")]
+        "http" | "https" => opened(Target::parse(url, webhook::SETTINGS)?, webhook::open),
+        _ => Err(TargetError(format!("there is no sink for {scheme:?}"))),
+    }
+}
+
+fn opened<S: Sink + 'static>(
+    target: Target,
+    open: impl FnOnce(&Target) -> Result<S, TargetError>,
+) -> Result<(Target, Box<dyn Sink>), TargetError> {
+    let sink = open(&target)?;
+    Ok((target, Box::new(sink)))
 }

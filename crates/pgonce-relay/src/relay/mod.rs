@@ -1,0 +1,162 @@
+//! The relay: reads the outbox's log, sends, records. Any number of them share a sink's work.
+//!
+//! A sink's work is divided into lanes, by hash of the ordering key. A relay holds lanes by lease (`holding`), reads what
+//! one snapshot sees and the one before did not (`work`), sends it in rounds that keep each key's order (`rounds`), and
+//! records the snapshot as delivered, fenced. Whatever dies in between is sent again, under the same ids.
+
+mod holding;
+pub(crate) mod log;
+pub mod replay;
+mod rounds;
+mod work;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::sink::Sink;
+pub use log::Lag;
+use work::Session;
+
+/// How a relay works. The defaults are for production.
+#[derive(Debug, Clone)]
+pub struct RelaySettings {
+    /// Where the outbox is.
+    pub database_url: String,
+    /// This relay among others: unique for each process and start.
+    pub relay: String,
+    /// How long a lane stays this relay's without a sign of life.
+    pub lease: Duration,
+    /// Messages that are read, sent and recorded together.
+    pub batch_max: usize,
+    /// The longest pause between two looks at an outbox in which nothing happens.
+    pub poll_max: Duration,
+    /// Failed attempts at a message before it is parked with its key.
+    pub attempts_max: u32,
+    /// The longest pause between two attempts at it.
+    pub backoff_max: Duration,
+    /// Keys that may fail at once; with more of them the sink itself is taken to be ill, and nothing new is sent.
+    pub failing_max: usize,
+    /// Stops as soon as nothing is left to send.
+    pub until_empty: bool,
+}
+
+impl RelaySettings {
+    /// The defaults.
+    #[must_use]
+    pub fn new(database_url: impl Into<String>) -> Self {
+        Self {
+            database_url: database_url.into(),
+            relay: format!("{}-{}", std::process::id(), uuid::Uuid::new_v4().simple()),
+            lease: Duration::from_secs(15),
+            batch_max: 1000,
+            poll_max: Duration::from_millis(25),
+            attempts_max: 10,
+            backoff_max: Duration::from_secs(300),
+            failing_max: 1000,
+            until_empty: false,
+        }
+    }
+}
+
+/// A sink's name and what it wants.
+#[derive(Debug, Clone, Default)]
+pub struct SinkSettings {
+    /// The name under which its progress is kept: the same name goes on where it was.
+    pub name: String,
+    /// Patterns with `%` and `_`, as LIKE has them; none: all.
+    pub topics: Vec<String>,
+    /// The same for types.
+    pub types: Vec<String>,
+    /// Exact; none: all.
+    pub tenants: Vec<String>,
+    /// Whether a new sink starts at now, and not at the oldest message that is kept.
+    pub from_now: bool,
+}
+
+/// Why a relay stopped before it was told to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RelayError {
+    /// The database refuses the outbox as it is, or the login; trying again would not help.
+    #[error(transparent)]
+    Refused(#[from] pgonce::Error),
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Finished {
+    /// Messages delivered by this relay.
+    pub delivered: u64,
+    /// What was left when it stopped, as far as that was asked.
+    pub left: Lag,
+}
+
+/// Runs one sink's share of work until `stop` turns true, or until nothing is left where that is asked for. The database and
+/// the sink may come and go meanwhile. `ready` is called once, when the first lanes are asked for.
+///
+/// # Errors
+/// Where the database says no in a way that will not change by itself.
+pub async fn run(
+    settings: &RelaySettings,
+    sink_settings: &SinkSettings,
+    sink: Arc<dyn Sink>,
+    mut stop: watch::Receiver<bool>,
+    ready: impl FnOnce() + Send,
+) -> Result<Finished, RelayError> {
+    let mut ready = Some(ready);
+    let mut finished = Finished { delivered: 0, left: Lag::default() };
+    let mut pause = Duration::from_millis(100);
+    loop {
+        let session = Session::open(settings, sink_settings, Arc::clone(&sink)).await;
+        let ended = match session {
+            Ok(Session { disabled: Some(reason), .. }) => {
+                tracing::warn!(sink = %sink_settings.name, %reason, "the sink is disabled: pgonce outbox resume-sink lets it work again");
+                if settings.until_empty {
+                    return Ok(finished);
+                }
+                pause = Duration::from_secs(5);
+                Err(pgonce::Error::Away { reason })
+            }
+            Ok(session) => {
+                pause = Duration::from_millis(100);
+                if let Some(ready) = ready.take() {
+                    ready();
+                }
+                session.run(&mut stop, &mut finished).await
+            }
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(()) => {
+                sink.close().await;
+                return Ok(finished);
+            }
+            Err(error) if !is_passing(&error) => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(sink = %sink_settings.name, %error, "interrupted; nothing is lost, trying again")
+            }
+        }
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => return Ok(finished),
+            () = tokio::time::sleep(jitter(pause)) => {}
+        }
+        pause = (pause * 2).min(Duration::from_secs(5));
+    }
+}
+
+/// Whether the database may take it another time.
+fn is_passing(error: &pgonce::Error) -> bool {
+    error.is_retryable() || error.sqlstate() == Some("P4071")
+}
+
+/// Full jitter: anything up to the limit.
+pub(crate) fn jitter(limit: Duration) -> Duration {
+    limit.mul_f64(rand::random::<f64>())
+}
+
+/// The pause before the next attempt, after so many.
+pub(crate) fn backoff(attempts: u32, limit: Duration) -> Duration {
+    jitter(Duration::from_millis(200).saturating_mul(1 << attempts.min(16)).min(limit))
+}

@@ -1,0 +1,144 @@
+//! `once.emit` and `Tx::emit`.
+
+use pgonce::{Error, Event, Failure};
+use pgonce_testkit::TestDb;
+use serde_json::json;
+
+use crate::{number, refused, text};
+
+#[tokio::test]
+async fn a_message_is_there_if_and_only_if_its_transaction_committed() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client.batch_execute("BEGIN; SELECT once.emit('t', 'x', '{}'); ROLLBACK").await.unwrap();
+    client.batch_execute("BEGIN; SAVEPOINT a; SELECT once.emit('t', 'x', '{}'); ROLLBACK TO a; COMMIT").await.unwrap();
+    assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 0);
+    client.batch_execute("BEGIN; SAVEPOINT a; SELECT once.emit('t', 'x', '{}'); RELEASE a; COMMIT").await.unwrap();
+    assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 1);
+    // One row version, whatever happens later.
+    assert_eq!(
+        text(&client, "SELECT (xid = xmin::text::xid8)::text FROM once.outbox").await,
+        "false",
+        "a savepoint's own number is not what a snapshot is asked about"
+    );
+}
+
+#[tokio::test]
+async fn an_intent_emits_one_message_of_a_type() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let emit =
+        |more: &str| format!("SELECT once.emit('t', 'x', '{{\"a\": 1}}', p_scope => 's', p_key => 'k'{more})::text");
+    let first = text(&client, &emit("")).await;
+    assert_eq!(text(&client, &emit("")).await, first, "saying it again is no second message");
+    assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 1);
+    assert_eq!(
+        refused(&client, "SELECT once.emit('t', 'x', '{\"a\": 2}', p_scope => 's', p_key => 'k')").await,
+        "P4041"
+    );
+    let second = text(&client, &emit(", p_ordinal => 1")).await;
+    let other_tenant = text(&client, &emit(", p_tenant => 'b'")).await;
+    let other_type = text(&client, "SELECT once.emit('t', 'y', '{}', p_scope => 's', p_key => 'k')::text").await;
+    let mut ids = vec![first, second, other_tenant, other_type];
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 4);
+    // The parts are told apart, however they are cut.
+    let cut = "SELECT once.message_id('', 'ab', 'c', 'x', 0) = once.message_id('', 'a', 'bc', 'x', 0)";
+    assert_eq!(text(&client, &format!("SELECT ({cut})::text")).await, "false");
+}
+
+#[tokio::test]
+async fn the_crate_emits_in_the_intents_transaction_through_both_doors() {
+    for direct in [false, true] {
+        let db = TestDb::new().await.through(direct);
+        let (once, client) = (db.once().await, db.client().await);
+        let created = |n: i32| {
+            Event::new("orders", "order.created", &json!({"n": n})).ordered_by(7).about("order", 7, Some(i64::from(n)))
+        };
+        let run = || {
+            once.intent("create", "key-é").tenant("ten").payload(&json!(1)).run(async |tx| {
+                let id = tx.emit(created(1)).await?;
+                assert_eq!(tx.emit(created(1)).await?, id);
+                tx.emit(created(2).ordinal(1).header("traceparent", "00-1")).await?;
+                Ok(id.to_string())
+            })
+        };
+        let id = run().await.unwrap().into_inner();
+        assert_eq!(run().await.unwrap().into_inner(), id, "a replay emits nothing");
+        let derived = "SELECT once.message_id('ten', 'create', 'key-é', 'order.created', 0)::text";
+        assert_eq!(text(&client, derived).await, id, "direct {direct}: the id is the same from Rust and from SQL");
+        let shape = "SELECT string_agg(concat_ws(' ', topic, type, ordering_key, aggregate_type, aggregate_id, aggregate_version,
+            tenant, scope, key, headers, payload), '; ' ORDER BY position) FROM once.outbox";
+        assert_eq!(
+            text(&client, shape).await,
+            "orders order.created 7 order 7 1 ten create key-é {\"n\": 1}; \
+             orders order.created 7 order 7 2 ten create key-é {\"traceparent\": \"00-1\"} {\"n\": 2}"
+        );
+        // Another content under the same id does not get lost in silence: the effect fails, finally.
+        let twice = once.intent("create", "other").payload(&json!(1)).run(async |tx| {
+            tx.emit(created(1)).await?;
+            tx.emit(created(2)).await?;
+            Ok(())
+        });
+        match twice.await {
+            Err(Error::Failed { code, .. }) => assert_eq!(code, "P4041", "direct {direct}"),
+            other => panic!("{other:?}"),
+        }
+        let refused = once.intent("create", "third").payload(&json!(1)).run(async |tx| {
+            tx.emit(created(1)).await?;
+            Err::<(), _>(Failure::refuse("no", "no"))
+        });
+        assert!(matches!(refused.await, Err(Error::Failed { .. })));
+        assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 2, "direct {direct}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_emitted_is_refused_with_its_reason() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let long = "x".repeat(256);
+    for arguments in [
+        "NULL, 'x', '{}'".to_owned(),
+        "'', 'x', '{}'".into(),
+        format!("'{long}', 'x', '{{}}'"),
+        "'t', NULL, '{}'".into(),
+        format!("'t', '{long}', '{{}}'"),
+        "'t', 'x', NULL".into(),
+        "'t', 'x', '{}', repeat('k', 1025)".into(),
+        "'t', 'x', '{}', p_tenant => NULL".into(),
+        "'t', 'x', '{}', p_tenant => repeat('k', 256)".into(),
+        "'t', 'x', '{}', p_aggregate_type => 'order'".into(),
+        "'t', 'x', '{}', p_aggregate_type => 'order', p_aggregate_id => repeat('k', 1025)".into(),
+        "'t', 'x', '{}', p_headers => '[]'".into(),
+        "'t', 'x', '{}', p_headers => '{\"a\": 1}'".into(),
+        "'t', 'x', '{}', p_headers => '{\"a b\": \"c\"}'".into(),
+        "'t', 'x', '{}', p_headers => '{\"a\": \"b\\nc\"}'".into(),
+    ] {
+        assert_eq!(refused(&client, &format!("SELECT once.emit({arguments})")).await, "P4040", "{arguments}");
+    }
+    assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 0);
+    let once = db.once().await;
+    for direct in [false, true] {
+        let db = TestDb::new().await.through(direct);
+        let once = db.once().await;
+        let event = Event::new("", "x", &json!({}));
+        let refused = once.intent("s", "k").payload(&json!(1)).run(async |tx| Ok(tx.emit(event.clone()).await?));
+        assert!(matches!(refused.await, Err(Error::Failed { code, .. }) if code == "P4040"));
+    }
+    drop(once);
+}
+
+#[tokio::test]
+async fn whoever_owns_the_transaction_emits_there() {
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let transaction = client.transaction().await.unwrap();
+    let event = Event::new("t", "x", &json!({"n": 1}));
+    let id = pgonce::emit(&transaction, "", Some(("s", "k")), &event).await.unwrap();
+    pgonce::emit(&transaction, "", None, &event).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(text(&client, "SELECT once.message_id('', 's', 'k', 'x', 0)::text").await, id.to_string());
+    assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 2);
+}

@@ -1,0 +1,281 @@
+//! Messages that commit with the effect, and nowhere else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use tokio_postgres::GenericClient;
+use tokio_postgres::types::{ToSql, Type};
+use uuid::Uuid;
+
+use crate::Error;
+use crate::claim::IntentName;
+use crate::sql::{self, Call};
+
+/// A message for the outbox: what happened, for whoever is interested.
+///
+/// ```
+/// # use pgonce::Event;
+/// let event = Event::new("orders", "order.created", &serde_json::json!({"order": 7}))
+///     .ordered_by("order-7")
+///     .about("order", "7", Some(1))
+///     .header("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+/// ```
+#[derive(Debug, Clone)]
+pub struct Event {
+    topic: String,
+    kind: String,
+    payload: Result<serde_json::Value, String>,
+    ordering_key: Option<String>,
+    aggregate: Option<(String, String, Option<i64>)>,
+    headers: serde_json::Map<String, serde_json::Value>,
+    ordinal: i32,
+    message_id: Option<Uuid>,
+}
+
+impl Event {
+    /// Where it goes, what happened, and the payload.
+    pub fn new(topic: impl Into<String>, kind: impl Into<String>, payload: &impl Serialize) -> Self {
+        Self {
+            topic: topic.into(),
+            kind: kind.into(),
+            payload: serde_json::to_value(payload).map_err(|error| error.to_string()),
+            ordering_key: None,
+            aggregate: None,
+            headers: serde_json::Map::new(),
+            ordinal: 0,
+            message_id: None,
+        }
+    }
+
+    /// Messages with the same key arrive in commit order, if each is emitted after the row that it tells of was
+    /// written: that row's lock is what orders them.
+    #[must_use]
+    pub fn ordered_by(mut self, key: impl ToString) -> Self {
+        self.ordering_key = Some(key.to_string());
+        self
+    }
+
+    /// The thing that it is about, and its version, where versions are counted.
+    #[must_use]
+    pub fn about(mut self, kind: impl Into<String>, id: impl ToString, version: Option<i64>) -> Self {
+        self.aggregate = Some((kind.into(), id.to_string(), version));
+        self
+    }
+
+    /// A header: one line of text. Trace context goes here.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.insert(name.into(), serde_json::Value::String(value.into()));
+        self
+    }
+
+    /// The second and further messages of one type by one intent: each has its own number.
+    #[must_use]
+    pub fn ordinal(mut self, ordinal: i32) -> Self {
+        self.ordinal = ordinal;
+        self
+    }
+
+    /// An id of the caller's own, in place of the derived one.
+    #[must_use]
+    pub fn id(mut self, id: Uuid) -> Self {
+        self.message_id = Some(id);
+        self
+    }
+
+    fn payload(&self) -> Result<&serde_json::Value, Error> {
+        self.payload
+            .as_ref()
+            .map_err(|reason| Error::Invalid(format!("the message cannot be written as JSON: {reason}")))
+    }
+}
+
+/// Adds a message in the caller's own transaction. With an intent's scope and key its id is derived from them;
+/// without, it is random.
+///
+/// # Errors
+/// What the database says: P4040 where the message cannot be emitted, P4041 where its id is taken by another one.
+pub async fn emit(
+    transaction: &impl GenericClient,
+    tenant: &str,
+    intent: Option<(&str, &str)>,
+    event: &Event,
+) -> Result<Uuid, Error> {
+    let (scope, key) = intent.unzip();
+    let wire = Wire::new(event)?;
+    let parameters = wire.parameters(event, &tenant, &scope, &key);
+    let row = transaction.query_typed_one(sql::text(Call::Emit, true), &parameters).await?;
+    Ok(row.try_get(0)?)
+}
+
+/// The parts of an event as parameters.
+pub(crate) struct Wire<'a> {
+    payload: &'a serde_json::Value,
+    headers: Option<serde_json::Value>,
+    aggregate_kind: Option<&'a str>,
+    aggregate_id: Option<&'a str>,
+    aggregate_version: Option<i64>,
+}
+
+impl<'a> Wire<'a> {
+    pub(crate) fn new(event: &'a Event) -> Result<Self, Error> {
+        let aggregate = event.aggregate.as_ref();
+        Ok(Self {
+            payload: event.payload()?,
+            headers: (!event.headers.is_empty()).then(|| serde_json::Value::Object(event.headers.clone())),
+            aggregate_kind: aggregate.map(|(kind, _, _)| kind.as_str()),
+            aggregate_id: aggregate.map(|(_, id, _)| id.as_str()),
+            aggregate_version: aggregate.and_then(|(_, _, version)| *version),
+        })
+    }
+
+    /// For `once.emit`.
+    pub(crate) fn parameters<'b>(
+        &'b self,
+        event: &'b Event,
+        tenant: &'b (impl ToSql + Sync),
+        scope: &'b (impl ToSql + Sync),
+        key: &'b (impl ToSql + Sync),
+    ) -> [(&'b (dyn ToSql + Sync), Type); 13] {
+        [
+            (&event.topic, Type::TEXT),
+            (&event.kind, Type::TEXT),
+            (&self.payload, Type::JSONB),
+            (&event.ordering_key, Type::TEXT),
+            (&self.aggregate_kind, Type::TEXT),
+            (&self.aggregate_id, Type::TEXT),
+            (&self.aggregate_version, Type::INT8),
+            (&self.headers, Type::JSONB),
+            (scope, Type::TEXT),
+            (key, Type::TEXT),
+            (&event.ordinal, Type::INT4),
+            (&event.message_id, Type::UUID),
+            (tenant, Type::TEXT),
+        ]
+    }
+
+    /// For the direct statement, which takes the id in place of what it is derived from.
+    pub(crate) fn direct<'b>(
+        &'b self,
+        event: &'b Event,
+        name: &'b IntentName,
+        id: &'b Uuid,
+    ) -> [(&'b (dyn ToSql + Sync), Type); 12] {
+        [
+            (&event.topic, Type::TEXT),
+            (&event.kind, Type::TEXT),
+            (&self.payload, Type::JSONB),
+            (&event.ordering_key, Type::TEXT),
+            (&self.aggregate_kind, Type::TEXT),
+            (&self.aggregate_id, Type::TEXT),
+            (&self.aggregate_version, Type::INT8),
+            (&self.headers, Type::JSONB),
+            (&name.scope, Type::TEXT),
+            (&name.key, Type::TEXT),
+            (id, Type::UUID),
+            (&name.tenant, Type::TEXT),
+        ]
+    }
+}
+
+/// Whether the straight path may take it: what is within the limits that `once.check_emit` knows. Anything else is
+/// the function's, to take or to refuse with its reason.
+pub(crate) fn is_plain(event: &Event) -> bool {
+    let named = |text: &str| (1..=255).contains(&text.len());
+    named(&event.topic)
+        && named(&event.kind)
+        && event.ordering_key.as_ref().is_none_or(|key| key.len() <= 1024)
+        && event.aggregate.as_ref().is_none_or(|(kind, id, _)| kind.len() <= 255 && id.len() <= 1024)
+        && event.headers.is_empty()
+}
+
+/// `once.message_id`, which it equals: the contract suite compares.
+pub(crate) fn message_id(name: &IntentName, event: &Event) -> Uuid {
+    if let Some(id) = event.message_id {
+        return id;
+    }
+    let mut hash = Sha256::new();
+    for part in [&name.tenant, &name.scope, &name.key, &event.kind] {
+        hash.update(format!("{}:{part}", part.len()));
+    }
+    hash.update(event.ordinal.to_string());
+    let digest: [u8; 32] = hash.finalize().into();
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    id[6] = (id[6] & 0x0f) | 0x80;
+    id[8] = (id[8] & 0x0f) | 0x90;
+    Uuid::from_bytes(id)
+}
+
+/// Wakes relays, from a connection of its own and at most so often: a NOTIFY in the effect's transaction would take
+/// a lock that all commits share (trap 15). Relays poll, too: a signal that is lost costs milliseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Waker {
+    emitted: tokio::sync::Notify,
+    started: AtomicBool,
+}
+
+impl Waker {
+    const EVERY: Duration = Duration::from_millis(20);
+
+    /// Something was committed that a relay waits for.
+    pub(crate) fn wake(shared: &Arc<crate::once::Shared>) {
+        let waker = &shared.waker;
+        if !waker.started.swap(true, Ordering::Relaxed) {
+            let weak = Arc::downgrade(shared);
+            tokio::spawn(async move {
+                loop {
+                    let Some(shared) = weak.upgrade() else { return };
+                    // Dropped and made anew every second, so that the last clone of `Once` ends this task.
+                    let woken = tokio::time::timeout(Duration::from_secs(1), shared.waker.emitted.notified()).await;
+                    if woken.is_err() {
+                        continue;
+                    }
+                    if let Ok(connection) = shared.pool.get().await {
+                        let _ = connection.client.batch_execute("NOTIFY once_outbox").await;
+                    }
+                    drop(shared);
+                    tokio::time::sleep(Self::EVERY).await;
+                }
+            });
+        }
+        waker.emitted.notify_one();
+    }
+}
+
+/// Signals that something was emitted, on a connection of its own; several that come together are one. For relays.
+/// Behind a pooler in transaction mode nothing ever comes.
+#[derive(Debug)]
+pub struct Signals {
+    _client: tokio_postgres::Client,
+    receiver: tokio::sync::mpsc::Receiver<()>,
+}
+
+impl Signals {
+    /// Listens.
+    ///
+    /// # Errors
+    /// Where the database cannot be reached.
+    pub async fn listen(url: &str) -> Result<Self, Error> {
+        let (config, tls, _) = crate::Settings::from_url(url).resolve()?;
+        let (client, mut connection) = config.connect(tls).await?;
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        tokio::spawn(async move {
+            while let Some(Ok(message)) = std::future::poll_fn(|context| connection.poll_message(context)).await {
+                if let tokio_postgres::AsyncMessage::Notification(_) = message {
+                    let _ = sender.try_send(());
+                }
+            }
+        });
+        client.batch_execute("LISTEN once_outbox").await?;
+        Ok(Self { _client: client, receiver })
+    }
+
+    /// Waits for the next one. False: the connection is gone.
+    pub async fn next(&mut self) -> bool {
+        self.receiver.recv().await.is_some()
+    }
+}
