@@ -3,8 +3,14 @@
 //! A [`Sink`] takes messages; each says of every message what became of it ([`Verdict`]). A [`Source`] gives
 //! deliveries; each is acknowledged after its effect has committed, never before.
 
+#[cfg(feature = "amqp")]
+mod amqp;
 mod envelope;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod message;
+#[cfg(feature = "nats")]
+mod nats;
 pub mod sink;
 pub mod source;
 mod target;

@@ -18,7 +18,7 @@ impl Running {
     pub(crate) fn start(command: &mut Command, dir: &Path, missing: &str) -> Self {
         let server = command.stdin(Stdio::null()).process_group(0).spawn().unwrap_or_else(|_| panic!("{missing}"));
         let guard = Command::new("/bin/sh")
-            .args(["-c", r#"cat >/dev/null; kill -KILL -- "-$1"; rm -rf -- "$2""#, "guard", &server.id().to_string()])
+            .args(["-c", r#"cat >/dev/null; kill -KILL "-$1"; rm -rf -- "$2""#, "guard", &server.id().to_string()])
             .arg(dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

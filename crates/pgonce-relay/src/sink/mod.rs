@@ -1,10 +1,20 @@
 //! Where messages go. One folder a sink; all pass one contract suite against the real thing.
 
+#[cfg(feature = "amqp")]
+pub mod amqp;
+#[cfg(feature = "kafka")]
+pub mod kafka;
+#[cfg(feature = "nats")]
+pub mod nats;
+#[cfg(feature = "redis")]
+pub mod redis;
+mod template;
+
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::Message;
+use crate::{Message, Target, TargetError};
 
 /// What became of one message that was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,5 +59,81 @@ pub trait Sink: Send + Sync + std::fmt::Debug {
     /// Stops cleanly: connections are closed.
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
+    }
+}
+
+/// The schemes that a feature brings.
+const BROKERS: &[&str] = &["nats", "amqp", "amqps", "kafka", "redis", "rediss"];
+
+/// Opens the sink that a URL names: its scheme says which. Nothing is connected yet, so a broker that is away now
+/// is no error.
+///
+/// # Errors
+/// A URL that cannot be read, a setting that this sink does not know, or a sink that this build leaves out.
+pub fn open(url: &str) -> Result<(Target, Box<dyn Sink>), TargetError> {
+    let (scheme, _) = url.split_once(':').ok_or_else(|| TargetError("a sink is a URL: nats://host".into()))?;
+    match scheme {
+        #[cfg(feature = "nats")]
+        "nats" => opened(Target::parse(url, nats::SETTINGS)?, nats::open),
+        #[cfg(feature = "amqp")]
+        "amqp" | "amqps" => opened(Target::parse(url, amqp::SETTINGS)?, amqp::open),
+        #[cfg(feature = "kafka")]
+        "kafka" => opened(Target::parse(url, kafka::SETTINGS)?, kafka::open),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" => opened(Target::parse(url, redis::SETTINGS)?, redis::open),
+        // stdout:, http:, https: and postgres: have their arms here.
+        _ if BROKERS.contains(&scheme) => {
+            Err(TargetError(format!("this build of pgonce has no {scheme} in it: build it with that feature")))
+        }
+        _ => Err(TargetError(format!("there is no sink for {scheme:?}"))),
+    }
+}
+
+#[cfg(any(feature = "amqp", feature = "kafka", feature = "nats", feature = "redis"))]
+fn opened<S: Sink + 'static>(
+    target: Target,
+    open: impl FnOnce(&Target) -> Result<S, TargetError>,
+) -> Result<(Target, Box<dyn Sink>), TargetError> {
+    let sink = open(&target)?;
+    Ok((target, Box::new(sink)))
+}
+
+impl Verdict {
+    fn retry(reason: impl std::fmt::Display) -> Self {
+        Self::Retry { reason: reason.to_string(), after: None }
+    }
+
+    fn refused(reason: impl std::fmt::Display) -> Self {
+        Self::Refused { reason: reason.to_string() }
+    }
+
+    fn away(reason: impl std::fmt::Display) -> Self {
+        Self::Away { reason: reason.to_string() }
+    }
+}
+
+/// What a sink says that was closed.
+const CLOSED: &str = "the sink is closed";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sink_that_is_not_there_says_so() {
+        for (url, why) in [
+            ("orders", "a sink is a URL"),
+            ("gopher://user:secret@host", "no sink for"),
+            #[cfg(not(feature = "nats"))]
+            ("nats://host", "build it with that feature"),
+            #[cfg(feature = "nats")]
+            ("nats://user:secret@host?subjekt=x", "does not know the setting"),
+            #[cfg(feature = "nats")]
+            ("nats://user:secret@host?subject={tpoic}", "{tpoic}"),
+        ] {
+            let error = open(url).map(|_| ()).expect_err(url).to_string();
+            assert!(error.contains(why), "{url}: {error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
     }
 }
