@@ -1,5 +1,7 @@
 # make up: everything on this machine. make test: every test. make bench: the ratios. make check: linters.
 
+export SKIP_BROKERS KAFKA_BOOTSTRAP
+
 .PHONY: up build setup lint check test test-matrix test-pgbouncer bench
 
 # The demo runs until Ctrl-C; DATABASE_URL uses your own PostgreSQL in place of a private one.
@@ -11,7 +13,7 @@ build:
 	cargo build --release --locked -p pgonce-cli
 
 setup:
-	@scripts/setup.sh rust postgresql languages redis
+	@scripts/setup.sh rust postgresql languages redis $(if $(filter-out 0,$(SKIP_BROKERS)),,nats rabbitmq kafka)
 
 lint:
 	@scripts/setup.sh rust
@@ -24,8 +26,10 @@ check: lint
 	@cargo deny --all-features check advisories || { \
 	  echo "advisories were not checked, or found something: see above (OFFLINE=1 goes on without them)"; test -n "$$OFFLINE"; }
 
+# SKIP_BROKERS=1 leaves out what needs NATS, RabbitMQ and Kafka; KAFKA_BOOTSTRAP=host:port names a Kafka that runs.
 test: setup
 	cargo test --workspace --all-features --locked
+	@$(if $(filter-out 0,$(SKIP_BROKERS)),echo "SKIPPED: brokers (NATS, RabbitMQ, Kafka), as SKIP_BROKERS says")
 
 # The suite on each supported version of PostgreSQL, then once through PgBouncer in transaction mode.
 test-matrix: setup

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing on a bare machine, where it may (root or password-less sudo); otherwise prints
-# the exact command and fails. Usage: scripts/setup.sh rust|postgresql|languages|redis|pgbouncer|cargo-deny …
+# the exact command and fails. Usage: scripts/setup.sh
+# rust|postgresql|languages|redis|nats|rabbitmq|kafka|pgbouncer|nginx|cargo-deny …
 set -euo pipefail
 
 as_root() {
@@ -45,6 +46,28 @@ have_postgres() {
   return 1
 }
 
+# Apache Kafka is plain jars: fetched once into the cache, where the suite looks for them.
+fetch_kafka() {
+  local list version jars
+  [ -z "${KAFKA_BOOTSTRAP:-}" ] || return 0
+  list=$(cd "$(dirname "$0")/../crates/pgonce-testkit/kafka" && pwd)
+  version=$(cat "$list/VERSION")
+  jars=${XDG_CACHE_HOME:-$HOME/.cache}/pgonce/kafka-$version
+  command -v java >/dev/null || BREW=openjdk install "Java 17 or newer" default-jre-headless
+  [ -e "$jars/complete" ] && return 0
+  command -v mvn >/dev/null || BREW=maven install "Maven" maven
+  echo "setup: fetching Kafka $version into $jars" >&2
+  set -- mvn -B -q -f "$list/pom.xml" "-Dkafka=$version" -DincludeScope=runtime "-DoutputDirectory=$jars" \
+    org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies
+  if ! "$@" >&2; then
+    echo "setup: Kafka could not be fetched. Where a Maven repository is reachable, run:" >&2
+    echo "    $* && touch $jars/complete" >&2
+    echo "or name a broker that runs: KAFKA_BOOTSTRAP=host:port; or leave brokers out: SKIP_BROKERS=1" >&2
+    exit 1
+  fi
+  touch "$jars/complete"
+}
+
 for part in "$@"; do
   case $part in
     rust)
@@ -67,6 +90,14 @@ for part in "$@"; do
       case $skip in *,go,*) ;; *) command -v go >/dev/null || BREW=go install "Go" golang ;; esac ;;
     redis)
       command -v redis-server >/dev/null || BREW=redis install_unstarted "Redis" redis-server redis-server ;;
+    nats)
+      command -v nats-server >/dev/null || [ -x /usr/sbin/nats-server ] ||
+        BREW=nats-server install_unstarted "NATS" nats-server nats-server ;;
+    rabbitmq)
+      [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null ||
+        BREW=rabbitmq install_unstarted "RabbitMQ" rabbitmq-server rabbitmq-server ;;
+    kafka)
+      fetch_kafka ;;
     pgbouncer)
       command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || install "PgBouncer" pgbouncer ;;
     nginx)

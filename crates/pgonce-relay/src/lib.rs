@@ -5,8 +5,14 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+#[cfg(feature = "amqp")]
+mod amqp;
 mod envelope;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod message;
+#[cfg(feature = "nats")]
+mod nats;
 pub mod relay;
 pub mod sink;
 pub mod source;

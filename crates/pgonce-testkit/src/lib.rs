@@ -9,10 +9,18 @@ mod checks;
 mod database;
 mod faults;
 pub mod history;
+mod kafka;
+mod nats;
 pub mod programs;
+mod rabbitmq;
 mod redis;
+mod server;
 
 pub use checks::checksum;
 pub use database::{TestDb, cluster, eventually, lock_waiters};
 pub use faults::{Cut, FaultProxy};
+pub use kafka::KafkaServer;
+pub use nats::NatsServer;
+pub use rabbitmq::RabbitServer;
 pub use redis::RedisServer;
+pub use server::brokers_skipped;

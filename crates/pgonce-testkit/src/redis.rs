@@ -1,21 +1,23 @@
 //! A private redis-server, to be killed, stopped and filled with lies.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::server::{Running, free_port, refused};
 
 /// How long a server may take to answer for the first time.
 const START_MAX: Duration = Duration::from_secs(10);
 
-/// A redis-server on a loopback port of its own, which keeps nothing on disk. Dropping it kills it; a shell
-/// that reads our pipe kills it where the test process could not.
+/// A redis-server on a loopback port of its own, which keeps nothing on disk unless it is a durable one. Dropping
+/// it kills it; a shell that reads our pipe kills it where the test process could not.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,
+    durable: bool,
     dir: tempfile::TempDir,
-    running: Option<(Child, Child)>,
+    running: Option<Running>,
 }
 
 impl RedisServer {
@@ -25,10 +27,18 @@ impl RedisServer {
     /// Where there is no redis-server: a suite without it would prove nothing, so nothing is skipped.
     #[must_use]
     pub fn start() -> Self {
-        // The port is free when it is looked for; somebody may take it before the server does.
+        Self::start_with(false)
+    }
+
+    /// One that has written what it acknowledges to its disk.
+    #[must_use]
+    pub fn start_durable() -> Self {
+        Self::start_with(true)
+    }
+
+    fn start_with(durable: bool) -> Self {
         for _ in 0..10 {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let mut server = Self { port, dir: tempfile::tempdir().unwrap(), running: None };
+            let mut server = Self { port: free_port(), durable, dir: tempfile::tempdir().unwrap(), running: None };
             if server.run() {
                 return server;
             }
@@ -44,16 +54,19 @@ impl RedisServer {
 
     /// SIGKILL, and gone: connections are refused.
     pub fn kill(&mut self) {
-        if let Some((mut server, mut guard)) = self.running.take() {
-            // The guard first: it must not outlive the pid that it would kill.
-            for child in [&mut guard, &mut server] {
-                let _ = child.kill();
-                child.wait().unwrap();
-            }
+        if let Some(running) = self.running.take() {
+            running.kill();
+            refused(self.port);
         }
     }
 
-    /// Starts it again on the same port, empty.
+    /// The version that it says it is.
+    #[must_use]
+    pub fn version(&self) -> String {
+        information(self.port, "redis_version:").unwrap_or_else(|| "unknown".into())
+    }
+
+    /// Starts it again on the same port: empty, or with what a durable one had stored.
     pub fn start_again(&mut self) {
         self.kill();
         assert!(self.run(), "redis-server did not start again");
@@ -70,47 +83,27 @@ impl RedisServer {
     }
 
     fn signal(&self, signal: &str) {
-        let (server, _) = self.running.as_ref().expect("a server that was not killed");
-        assert!(Command::new("kill").args([signal, &server.id().to_string()]).status().unwrap().success());
+        self.running.as_ref().expect("a server that was not killed").signal(signal);
     }
 
     /// Whether it runs and answers now; false where it ended at once, as it does where its port is taken.
     fn run(&mut self) -> bool {
-        let mut server = Command::new("redis-server")
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no"])
-            .args(["--save", "", "--appendonly", "no", "--dir"])
+        let mut command = Command::new("redis-server");
+        command
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no", "--save", ""])
+            .args(["--appendonly", if self.durable { "yes" } else { "no" }, "--appendfsync", "always", "--dir"])
             .arg(self.dir.path())
-            .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .expect("redis-server is not on PATH: `scripts/setup.sh redis` installs it");
-        let guard = Command::new("/bin/sh")
-            .args(["-c", r#"cat >/dev/null; kill -KILL "$1"; rm -rf -- "$2""#, "redis-guard", &server.id().to_string()])
-            .arg(self.dir.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        let deadline = Instant::now() + START_MAX;
-        let answers = loop {
-            if server.try_wait().unwrap().is_some() {
-                break false;
-            }
-            if answering(self.port) == Some(server.id()) {
-                break true;
-            }
-            assert!(Instant::now() < deadline, "redis-server does not answer");
-            std::thread::sleep(Duration::from_millis(2));
-        };
-        self.running = Some((server, guard));
-        if !answers {
+            .stderr(Stdio::null());
+        let missing = "redis-server is not on PATH: `scripts/setup.sh redis` installs it";
+        let mut running = Running::start(&mut command, self.dir.path(), missing);
+        let (port, pid) = (self.port, running.pid());
+        let ready = running.becomes_ready(START_MAX, || answering(port) == Some(pid));
+        self.running = Some(running);
+        if !ready {
             self.kill();
         }
-        answers
+        ready
     }
 }
 
@@ -122,12 +115,16 @@ impl Drop for RedisServer {
 
 /// The pid of the server that answers on a port: another test's server may have taken it from ours.
 fn answering(port: u16) -> Option<u32> {
+    information(port, "process_id:")?.parse().ok()
+}
+
+fn information(port: u16, field: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
     stream.write_all(b"INFO server\r\nQUIT\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
-    answer.lines().find_map(|line| line.strip_prefix("process_id:")?.trim().parse().ok())
+    answer.lines().find_map(|line| Some(line.strip_prefix(field)?.trim().to_owned()))
 }
 
 #[cfg(test)]

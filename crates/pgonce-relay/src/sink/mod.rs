@@ -1,7 +1,16 @@
 //! Where messages go. One folder a sink; all pass one contract suite against the real thing.
 
+#[cfg(feature = "amqp")]
+pub mod amqp;
+#[cfg(feature = "kafka")]
+pub mod kafka;
+#[cfg(feature = "nats")]
+pub mod nats;
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod stdout;
+mod template;
 #[cfg(feature = "webhook")]
 pub mod webhook;
 
@@ -41,19 +50,6 @@ pub enum Verdict {
     },
 }
 
-impl Verdict {
-    /// For metrics.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Retry { .. } => "retry",
-            Self::Refused { .. } => "refused",
-            Self::Away { .. } => "away",
-            Self::Disabled { .. } => "disabled",
-        }
-    }
-}
-
 /// A place that takes messages.
 ///
 /// `send` gets messages that are independent of each other: no two of them have the same ordering key, so it may
@@ -70,6 +66,9 @@ pub trait Sink: Send + Sync + std::fmt::Debug {
     }
 }
 
+/// The schemes that a feature brings.
+const BROKERS: &[&str] = &["nats", "amqp", "amqps", "kafka", "redis", "rediss"];
+
 /// Opens the sink that a URL names: its scheme says which. Nothing is connected yet, so a broker that is away now
 /// is no error.
 ///
@@ -78,10 +77,18 @@ pub trait Sink: Send + Sync + std::fmt::Debug {
 pub fn open(url: &str) -> Result<(Target, Box<dyn Sink>), TargetError> {
     let (scheme, _) = url.split_once(':').ok_or_else(|| TargetError("a sink is a URL: nats://host".into()))?;
     match scheme {
-        "stdout" => opened(Target::parse(url, &[])?, stdout::open),
-        "postgres" | "postgresql" => opened(Target::parse(url, postgres::SETTINGS)?, postgres::open),
-        #[cfg(feature = "webhook")]
-        "http" | "https" => opened(Target::parse(url, webhook::SETTINGS)?, webhook::open),
+        #[cfg(feature = "nats")]
+        "nats" => opened(Target::parse(url, nats::SETTINGS)?, nats::open),
+        #[cfg(feature = "amqp")]
+        "amqp" | "amqps" => opened(Target::parse(url, amqp::SETTINGS)?, amqp::open),
+        #[cfg(feature = "kafka")]
+        "kafka" => opened(Target::parse(url, kafka::SETTINGS)?, kafka::open),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" => opened(Target::parse(url, redis::SETTINGS)?, redis::open),
+        // stdout:, http:, https: and postgres: have their arms here.
+        _ if BROKERS.contains(&scheme) => {
+            Err(TargetError(format!("this build of pgonce has no {scheme} in it: build it with that feature")))
+        }
         _ => Err(TargetError(format!("there is no sink for {scheme:?}"))),
     }
 }
@@ -92,4 +99,55 @@ fn opened<S: Sink + 'static>(
 ) -> Result<(Target, Box<dyn Sink>), TargetError> {
     let sink = open(&target)?;
     Ok((target, Box::new(sink)))
+}
+
+impl Verdict {
+    /// For metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Retry { .. } => "retry",
+            Self::Refused { .. } => "refused",
+            Self::Away { .. } => "away",
+            Self::Disabled { .. } => "disabled",
+        }
+    }
+
+    fn retry(reason: impl std::fmt::Display) -> Self {
+        Self::Retry { reason: reason.to_string(), after: None }
+    }
+
+    fn refused(reason: impl std::fmt::Display) -> Self {
+        Self::Refused { reason: reason.to_string() }
+    }
+
+    fn away(reason: impl std::fmt::Display) -> Self {
+        Self::Away { reason: reason.to_string() }
+    }
+}
+
+/// What a sink says that was closed.
+const CLOSED: &str = "the sink is closed";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sink_that_is_not_there_says_so() {
+        for (url, why) in [
+            ("orders", "a sink is a URL"),
+            ("gopher://user:secret@host", "no sink for"),
+            #[cfg(not(feature = "nats"))]
+            ("nats://host", "build it with that feature"),
+            #[cfg(feature = "nats")]
+            ("nats://user:secret@host?subjekt=x", "does not know the setting"),
+            #[cfg(feature = "nats")]
+            ("nats://user:secret@host?subject={tpoic}", "{tpoic}"),
+        ] {
+            let error = open(url).map(|_| ()).expect_err(url).to_string();
+            assert!(error.contains(why), "{url}: {error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
 }
