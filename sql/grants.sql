@@ -4,10 +4,14 @@ DO $$
 DECLARE
     v_app text[] := ARRAY['claim', 'peek', 'succeed', 'fail', 'record_failure', 'renew', 'release', 'resolve', 'doubt',
         'claim_batch', 'peek_batch', 'succeed_batch', 'renew_batch',
-        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'try_lock', 'tally', 'schema_version'];
-    v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope'];
+        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'try_lock', 'tally', 'schema_version',
+        'admit', 'admit_batch', 'note_result', 'advance', 'baseline', 'define_consumer', 'receive', 'receive_batch',
+        'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover'];
+    v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope',
+        'define_consumer', 'baseline', 'inbox_recover', 'inbox_replay', 'inbox_discard', 'purge_inbox'];
     v_views text[] := ARRAY['intents', 'scopes', 'stale_claims', 'uncertain', 'most_retried', 'suppression', 'sizes',
-        'growth', 'audit_trail', 'history', 'migrations'];
+        'growth', 'audit_trail', 'history', 'migrations',
+        'consumers', 'admitted_messages', 'inbox_messages', 'inbox_status', 'inbox_parked'];
     v_role text;
     v_signature text;
     v_view text;
