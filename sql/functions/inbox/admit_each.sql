@@ -20,15 +20,18 @@ BEGIN
         v_new := v_new || v_more;
         -- A statement of its own: its snapshot is younger than what rivals committed while we waited for them.
         EXIT WHEN NOT EXISTS (
-            SELECT 1 FROM unnest(p_message_ids) m (id)
-            WHERE NOT EXISTS (SELECT 1 FROM once.admitted a WHERE a.stream = p_stream AND a.message_id = m.id)); -- purged
+            SELECT 1 FROM unnest(p_message_ids) m (id) LEFT JOIN LATERAL (
+                SELECT a.at FROM once.admitted a WHERE a.stream = p_stream AND a.message_id = m.id OFFSET 0) a ON true
+            WHERE a.at IS NULL); -- else purge came between
     END LOOP;
     RETURN QUERY
     SELECT m.place::int, m.id, CASE
         WHEN n.id IS NOT NULL AND row_number() OVER (PARTITION BY m.id COLLATE "C" ORDER BY m.place) = 1 THEN 'new'
         WHEN a.body_hash = m.hash THEN 'duplicate' ELSE 'conflict' END
     FROM unnest(p_message_ids, p_body_hashes) WITH ORDINALITY m (id, hash, place)
-    JOIN once.admitted a ON a.stream = p_stream AND a.message_id = m.id
+    -- OFFSET 0: one look into the index a message, whatever the planner thinks that the table holds.
+    CROSS JOIN LATERAL (SELECT a.body_hash FROM once.admitted a
+                        WHERE a.stream = p_stream AND a.message_id = m.id OFFSET 0) a
     LEFT JOIN unnest(v_new) n (id) ON n.id = m.id COLLATE "C"
     ORDER BY m.place;
 END $$;

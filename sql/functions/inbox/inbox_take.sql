@@ -15,6 +15,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_taken bigint[];
+    v_leases interval[];
     v_spent bigint[];
 BEGIN
     PERFORM once.check_stream(coalesce(p_tenant, ''), p_consumer, 'source');
@@ -24,9 +25,10 @@ BEGIN
             HINT = 'Take 1 to 1000 messages, for 10 ms to 1 day; a worker''s name has at most 255 bytes.';
     END IF;
     LOOP
-        SELECT array_agg(d.id) FILTER (WHERE NOT d.spent), array_agg(d.id) FILTER (WHERE d.spent)
-        INTO v_taken, v_spent FROM (
-            SELECT m.id, m.attempts >= p.attempts_max AS spent
+        SELECT array_agg(d.id) FILTER (WHERE NOT d.spent), array_agg(d.lease) FILTER (WHERE NOT d.spent),
+               array_agg(d.id) FILTER (WHERE d.spent)
+        INTO v_taken, v_leases, v_spent FROM (
+            SELECT m.id, coalesce(p_lease, p.lease) AS lease, m.attempts >= p.attempts_max AS spent
             FROM once.inbox m CROSS JOIN LATERAL once.consumer_policy(m.tenant, m.consumer) p
             WHERE m.consumer = p_consumer AND (p_tenant IS NULL OR m.tenant = p_tenant)
               AND m.state IN ('received', 'failed_retryable', 'processing')
@@ -44,10 +46,8 @@ BEGIN
     RETURN QUERY
     WITH taken AS (
         UPDATE once.inbox m SET state = 'processing', attempts = m.attempts + 1, claim_id = gen_random_uuid(),
-            worker = p_worker, leased_until = once.clock() + coalesce(p_lease, p.lease)
-        FROM unnest(v_taken) t (id) JOIN once.inbox o ON o.id = t.id
-            CROSS JOIN LATERAL once.consumer_policy(o.tenant, o.consumer) p
-        WHERE m.id = o.id
+            worker = p_worker, leased_until = once.clock() + t.lease
+        FROM unnest(v_taken, v_leases) t (id, lease) WHERE m.id = t.id
         RETURNING m.*
     )
     SELECT t.id, t.claim_id, t.tenant::text, t.source::text, t.message_id::text, t.topic, t.type, t.ordering_key, t.entity,

@@ -11,9 +11,7 @@ RETURNS TABLE (ordinal int, message_id text, verdict text)
 LANGUAGE plpgsql ROWS 500 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    v_first bigint[];
-    v_more bigint[];
-    v_new bigint[] := '{}';
+    v_numbers bigint[];
 BEGIN
     PERFORM once.check_parallel(cardinality(p_message_ids), once.shape(p_message_ids), coalesce(once.shape(p_bodies), ''),
         once.shape(p_topics), once.shape(p_types), once.shape(p_ordering_keys), once.shape(p_entities),
@@ -23,40 +21,33 @@ BEGIN
             once.check_stored(m.body, m.topic, m.type, m.lane, m.entity, m.version, m.headers, m.content_type)
         FROM unnest(p_message_ids, p_bodies, p_topics, p_types, p_ordering_keys, p_entities, p_versions, p_headers,
                     p_content_types) m (id, body, topic, type, lane, entity, version, headers, content_type);
-    -- Of one id twice in the batch, the first: its place.
-    SELECT array_agg(f.place) INTO v_first
-        FROM (SELECT DISTINCT ON (m.id COLLATE "C") m.place FROM unnest(p_message_ids) WITH ORDINALITY m (id, place)
-              ORDER BY m.id COLLATE "C", m.place) f;
+    -- The number that each would have, in the order given; of one id twice in the batch, only the first has one.
+    SELECT array_agg(CASE WHEN o.is_first THEN nextval('once.inbox_id_seq') END) INTO v_numbers FROM (
+        SELECT row_number() OVER (PARTITION BY m.id COLLATE "C" ORDER BY m.place) = 1 AS is_first
+        FROM unnest(p_message_ids) WITH ORDINALITY m (id, place) ORDER BY m.place OFFSET 0) o;
     LOOP
-        WITH numbered AS MATERIALIZED (
-            SELECT m.*, nextval('once.inbox_id_seq') AS number
-            FROM (SELECT m.* FROM unnest(p_message_ids, p_bodies, p_topics, p_types, p_ordering_keys, p_entities, p_versions,
-                      p_headers, p_content_types) WITH ORDINALITY
-                      m (id, body, topic, type, lane, entity, version, headers, content_type, place)
-                  JOIN unnest(v_first) f (place) ON f.place = m.place ORDER BY m.place OFFSET 0) m
-        ), inserted AS (
-            INSERT INTO once.inbox AS i (id, received_at, next_at, version, tenant, consumer, source, message_id, body_hash,
-                                         topic, type, ordering_key, entity, content_type, headers, body)
-            SELECT n.number, once.clock(), once.clock(), n.version, p_tenant, p_consumer, p_source, n.id, sha256(n.body),
-                   n.topic, n.type, n.lane, n.entity, n.content_type, n.headers, n.body
-            FROM numbered n ORDER BY n.id COLLATE "C"
-            ON CONFLICT DO NOTHING RETURNING i.id
-        )
-        SELECT array_agg(n.place) INTO v_more FROM inserted i JOIN numbered n ON n.number = i.id;
-        v_new := v_new || v_more;
+        INSERT INTO once.inbox (id, received_at, next_at, version, tenant, consumer, source, message_id, body_hash,
+                                topic, type, ordering_key, entity, content_type, headers, body)
+        SELECT m.number, once.clock(), once.clock(), m.version, p_tenant, p_consumer, p_source, m.id, sha256(m.body),
+               m.topic, m.type, m.lane, m.entity, m.content_type, m.headers, m.body
+        FROM unnest(p_message_ids, p_bodies, p_topics, p_types, p_ordering_keys, p_entities, p_versions, p_headers,
+                    p_content_types, v_numbers)
+                 m (id, body, topic, type, lane, entity, version, headers, content_type, number)
+        WHERE m.number IS NOT NULL ORDER BY m.id COLLATE "C"
+        ON CONFLICT DO NOTHING;
         -- A statement of its own: its snapshot is younger than what rivals committed while we waited for them.
-        SELECT array_agg(m.place) INTO v_first FROM unnest(p_message_ids) WITH ORDINALITY m (id, place)
-            JOIN unnest(v_first) f (place) ON f.place = m.place
-            WHERE NOT EXISTS (
-                SELECT 1 FROM once.inbox i WHERE i.tenant = p_tenant AND i.consumer = p_consumer AND i.source = p_source
-                                             AND i.message_id = m.id);
-        EXIT WHEN v_first IS NULL; -- else purge came between
+        EXIT WHEN NOT EXISTS (
+            SELECT 1 FROM unnest(p_message_ids) m (id) LEFT JOIN LATERAL (
+                SELECT i.id FROM once.inbox i WHERE i.tenant = p_tenant AND i.consumer = p_consumer AND i.source = p_source
+                                                AND i.message_id = m.id OFFSET 0) i ON true
+            WHERE i.id IS NULL); -- else purge came between
     END LOOP;
     RETURN QUERY
-    SELECT m.place::int, m.id, CASE WHEN n.place IS NOT NULL THEN 'new'
+    SELECT m.place::int, m.id, CASE WHEN i.id = m.number THEN 'new'
                                     WHEN i.body_hash = sha256(m.body) THEN 'duplicate' ELSE 'conflict' END
-    FROM unnest(p_message_ids, p_bodies) WITH ORDINALITY m (id, body, place)
-    JOIN once.inbox i ON i.tenant = p_tenant AND i.consumer = p_consumer AND i.source = p_source AND i.message_id = m.id
-    LEFT JOIN unnest(v_new) n (place) ON n.place = m.place
+    FROM unnest(p_message_ids, p_bodies, v_numbers) WITH ORDINALITY m (id, body, number, place)
+    -- OFFSET 0: one look into the index a message, whatever the planner thinks that the table holds.
+    CROSS JOIN LATERAL (SELECT i.id, i.body_hash FROM once.inbox i WHERE i.tenant = p_tenant AND i.consumer = p_consumer
+                            AND i.source = p_source AND i.message_id = m.id OFFSET 0) i
     ORDER BY m.place;
 END $$;
