@@ -83,28 +83,33 @@ async fn flow(client: &Client, key: &str) {
     inbox_flow(client, key).await;
 }
 
-/// Every function that a consumer calls.
+/// Every function that a consumer calls; the key is the consumer's name.
 async fn inbox_flow(client: &Client, key: &str) {
-    let admit = "SELECT once.admit('flow', 's', $1, pg_catalog.sha256('x'))";
+    let admit = "SELECT once.admit($1, 's', 'm', pg_catalog.sha256('x'))";
     assert_eq!(client.query_one(admit, &[&key]).await.unwrap().get::<_, &str>(0), "new");
-    client.execute("SELECT once.note_result('flow', 's', $1, 'ignored')", &[&key]).await.unwrap();
-    let batch = "SELECT verdict FROM once.admit_batch('flow', 's', ARRAY[$1, $1 || '2'],
+    client.execute("SELECT once.note_result($1, 's', 'm', 'ignored')", &[&key]).await.unwrap();
+    let batch = "SELECT verdict FROM once.admit_batch($1, 's', ARRAY['m', 'n'],
         ARRAY[pg_catalog.sha256('x'), pg_catalog.sha256('x')]) ORDER BY ordinal";
     let verdicts: Vec<String> = client.query(batch, &[&key]).await.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(verdicts, ["duplicate", "new"]);
-    let flow = "SELECT once.define_consumer('flow', '{\"lease\": \"1m\"}');
-        SELECT once.baseline('flow', 'e', 1); SELECT once.receive('flow', 's', 'm1', 'x', p_entity => 'e', p_version => 4);
-        SELECT verdict FROM once.receive_batch('flow', 's', ARRAY['m2', 'm3'], ARRAY['x', 'x']::bytea[])";
-    client.batch_execute(flow).await.unwrap();
-    let take = "SELECT id, claim_id FROM once.inbox_take('flow', 'w', 10)";
+    for sql in [
+        "SELECT once.define_consumer($1, '{\"lease\": \"1m\"}')",
+        "SELECT once.baseline($1, 'e', 1)",
+        "SELECT once.receive($1, 's', 'm1', 'x', p_entity => 'e', p_version => 4)",
+        "SELECT once.receive_batch($1, 's', ARRAY['m2', 'm3'], ARRAY['x', 'x']::bytea[])",
+    ] {
+        client.execute(sql, &[&key]).await.unwrap();
+    }
+    let take = "SELECT id, claim_id FROM once.inbox_take($1, 'w', 10)";
     let held: Vec<(i64, Uuid)> =
-        client.query(take, &[]).await.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect();
+        client.query(take, &[&key]).await.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect();
     assert_eq!(held.len(), 3);
     let wait = "SELECT once.inbox_wait($1, $2)";
     assert_eq!(client.query_one(wait, &[&held[0].0, &held[0].1]).await.unwrap().get::<_, &str>(0), "waiting");
     client.execute("SELECT once.inbox_finish($1, $2)", &[&held[1].0, &held[1].1]).await.unwrap();
     client.execute("SELECT once.inbox_fail($1, $2, true, 'later')", &[&held[2].0, &held[2].1]).await.unwrap();
-    client.batch_execute("SELECT once.advance('flow', 'e', 2); SELECT * FROM once.inbox_recover()").await.unwrap();
+    client.execute("SELECT once.advance($1, 'e', 2)", &[&key]).await.unwrap();
+    client.execute("SELECT once.inbox_recover()", &[]).await.unwrap();
 }
 
 #[tokio::test]

@@ -27,10 +27,20 @@ pub(crate) enum Call {
     Settle,
     DefineScope,
     Ping,
+    Admit,
+    AdmitBatch,
+    NoteResult,
+    Advance,
+    ReceiveBatch,
+    InboxTake,
+    InboxFinish,
+    InboxFail,
+    InboxWait,
+    InboxRecover,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 21;
+    pub(crate) const COUNT: usize = 31;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -82,6 +92,21 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::DefineScope, _) => "SELECT once.define_scope($1, $2)",
         (Call::Doubt, _) => "SELECT once.doubt($1, $2, $3, $4, $5, $6)",
         (Call::Ping, _) => "SELECT 1",
+        (Call::Admit, _) => "SELECT once.admit($1, $2, $3, $4, $5)",
+        (Call::AdmitBatch, _) => "SELECT verdict FROM once.admit_batch($1, $2, $3, $4, $5) ORDER BY ordinal",
+        (Call::NoteResult, _) => "SELECT once.note_result($1, $2, $3, $4, $5, $6, $7)",
+        (Call::Advance, _) => "SELECT once.advance($1, $2, $3, $4)",
+        (Call::ReceiveBatch, _) => {
+            "SELECT verdict FROM once.receive_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ORDER BY ordinal"
+        }
+        (Call::InboxTake, _) => {
+            "SELECT id, claim_id, tenant, source, message_id, topic, type, ordering_key, entity, version, headers, \
+             content_type, body, attempts FROM once.inbox_take($1, $2, $3, $4::text::interval, $5)"
+        }
+        (Call::InboxFinish, _) => "SELECT once.inbox_finish($1, $2, $3, $4, $5)",
+        (Call::InboxFail, _) => "SELECT once.inbox_fail($1, $2, $3, $4)",
+        (Call::InboxWait, _) => "SELECT once.inbox_wait($1, $2)",
+        (Call::InboxRecover, _) => "SELECT count(*) FROM once.inbox_recover($1)",
     }
 }
 
@@ -139,6 +164,29 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::DefineScope => &[Type::TEXT, Type::JSONB],
         Call::Doubt => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT],
         Call::Ping => &[],
+        Call::Admit => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
+        Call::AdmitBatch => &[Type::TEXT, Type::TEXT, Type::TEXT_ARRAY, Type::BYTEA_ARRAY, Type::TEXT],
+        Call::NoteResult => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::Advance => &[Type::TEXT, Type::TEXT, Type::INT8, Type::TEXT],
+        Call::ReceiveBatch => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT_ARRAY,
+            Type::BYTEA_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::JSONB_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT,
+        ],
+        Call::InboxTake => &[Type::TEXT, Type::TEXT, Type::INT4, Type::TEXT, Type::TEXT],
+        Call::InboxFinish => &[Type::INT8, Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::InboxFail => &[Type::INT8, Type::UUID, Type::BOOL, Type::TEXT],
+        Call::InboxWait => &[Type::INT8, Type::UUID],
+        Call::InboxRecover => &[Type::INT4],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
         Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[

@@ -46,6 +46,8 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4020", Verdict::Final),
     ("P4029", Verdict::Later),
     ("P4030", Verdict::Final),
+    ("P4050", Verdict::Final),
+    ("P4051", Verdict::Lost),
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data
