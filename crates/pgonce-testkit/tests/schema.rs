@@ -80,6 +80,36 @@ async fn flow(client: &Client, key: &str) {
         ARRAY[pg_catalog.sha256('x'), pg_catalog.sha256('x')])";
     let kinds: Vec<String> = client.query(peek, &[&keys]).await.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(kinds, ["replay_success", "uncertain"]);
+    inbox_flow(client, key).await;
+}
+
+/// Every function that a consumer calls; the key is the consumer's name.
+async fn inbox_flow(client: &Client, key: &str) {
+    let admit = "SELECT once.admit($1, 's', 'm', pg_catalog.sha256('x'))";
+    assert_eq!(client.query_one(admit, &[&key]).await.unwrap().get::<_, &str>(0), "new");
+    client.execute("SELECT once.note_result($1, 's', 'm', 'ignored')", &[&key]).await.unwrap();
+    let batch = "SELECT verdict FROM once.admit_batch($1, 's', ARRAY['m', 'n'],
+        ARRAY[pg_catalog.sha256('x'), pg_catalog.sha256('x')]) ORDER BY ordinal";
+    let verdicts: Vec<String> = client.query(batch, &[&key]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(verdicts, ["duplicate", "new"]);
+    for sql in [
+        "SELECT once.define_consumer($1, '{\"lease\": \"1m\"}')",
+        "SELECT once.baseline($1, 'e', 1)",
+        "SELECT once.receive($1, 's', 'm1', 'x', p_entity => 'e', p_version => 4)",
+        "SELECT once.receive_batch($1, 's', ARRAY['m2', 'm3'], ARRAY['x', 'x']::bytea[])",
+    ] {
+        client.execute(sql, &[&key]).await.unwrap();
+    }
+    let take = "SELECT id, claim_id FROM once.inbox_take($1, 'w', 10)";
+    let held: Vec<(i64, Uuid)> =
+        client.query(take, &[&key]).await.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(held.len(), 3);
+    let wait = "SELECT once.inbox_wait($1, $2)";
+    assert_eq!(client.query_one(wait, &[&held[0].0, &held[0].1]).await.unwrap().get::<_, &str>(0), "waiting");
+    client.execute("SELECT once.inbox_finish($1, $2)", &[&held[1].0, &held[1].1]).await.unwrap();
+    client.execute("SELECT once.inbox_fail($1, $2, true, 'later')", &[&held[2].0, &held[2].1]).await.unwrap();
+    client.execute("SELECT once.advance($1, 'e', 2)", &[&key]).await.unwrap();
+    client.execute("SELECT once.inbox_recover()", &[]).await.unwrap();
 }
 
 #[tokio::test]
@@ -315,18 +345,31 @@ async fn each_role_may_do_its_own_and_no_more() {
     assert!(views.len() > 10 && tables.len() > 6);
 
     let app = [
+        "admit",
+        "admit_batch",
+        "advance",
+        "baseline",
         "canonical_json",
         "claim",
         "claim_batch",
         "clock",
+        "define_consumer",
         "define_scope",
         "doubt",
         "emit",
         "fail",
         "fingerprint",
         "fingerprint_bytes",
+        "inbox_fail",
+        "inbox_finish",
+        "inbox_recover",
+        "inbox_take",
+        "inbox_wait",
+        "note_result",
         "peek",
         "peek_batch",
+        "receive",
+        "receive_batch",
         "record_failure",
         "release",
         "renew",
@@ -342,12 +385,18 @@ async fn each_role_may_do_its_own_and_no_more() {
     let ops = [
         "adopt_outbox",
         "ask_replay",
+        "baseline",
         "clock",
         "continue_replay",
+        "define_consumer",
         "define_scope",
+        "inbox_discard",
+        "inbox_recover",
+        "inbox_replay",
         "keep_outbox",
         "outbox_messages",
         "purge",
+        "purge_inbox",
         "purge_rows",
         "record_replay",
         "recover",
@@ -417,13 +466,18 @@ async fn each_role_may_do_its_own_and_no_more() {
         if *role != "once_ops" {
             denied(client, "SELECT once.purge()").await;
             denied(client, "SELECT once.recover()").await;
+            denied(client, "SELECT once.purge_inbox()").await;
+            denied(client, "SELECT once.inbox_replay('flow', 'a', 'r')").await;
+            denied(client, "SELECT once.inbox_discard('flow', '{1}', 'a', 'r')").await;
             denied(client, "SELECT once.settle('flow', 'f', 'failed', 'a', 'r')").await;
         }
     }
     denied(&users["once_reader"], "SELECT once.claim('s', 'k', sha256('x'))").await;
     denied(&users["once_ops"], "SELECT once.claim('s', 'k', sha256('x'))").await;
     let operate =
-        "SELECT once.settle('flow', 'f', 'failed', 'a', 'r'); SELECT once.recover(); SELECT once.purge(10, true)";
+        "SELECT once.settle('flow', 'f', 'failed', 'a', 'r'); SELECT once.recover(); SELECT once.purge(10, true);
+         SELECT once.inbox_replay('flow', 'a', 'r'); SELECT once.inbox_discard('flow', '{1}', 'a', 'r');
+         SELECT once.purge_inbox()";
     users["once_ops"].batch_execute(operate).await.unwrap();
     assert_eq!(db.status("flow", "f").await.as_deref(), Some("failed_final"));
 }
@@ -498,7 +552,9 @@ async fn a_hostile_search_path_changes_nothing() {
         .unwrap();
     db.travel(std::time::Duration::from_secs(60)).await;
     let operate =
-        "SELECT once.recover(); SELECT once.purge(10, true); SELECT once.settle('probed', 'key', 'failed', 'a', 'r')";
+        "SELECT once.recover(); SELECT once.purge(10, true); SELECT once.settle('probed', 'key', 'failed', 'a', 'r');
+         SELECT once.inbox_replay('flow', 'a', 'r'); SELECT once.inbox_discard('flow', '{1}', 'a', 'r');
+         SELECT once.purge_inbox()";
     client.batch_execute(operate).await.unwrap();
     assert_eq!(db.status("probed", "key").await.as_deref(), Some("failed_final"));
     let ran = list(&admin, "SELECT what || ' as ' || as_whom FROM evil.ran").await;
@@ -513,6 +569,8 @@ const FIRST_VERSION: &str = "
     DROP SEQUENCE once.outbox_position;
     DROP TYPE once.claim_answer, once.completion_answer, once.renewal_answer CASCADE;
     DROP FUNCTION once.claim_any, once.own, once.own_existing, once.sort_stale;
+    DROP TABLE once.inbox, once.admitted, once.inbox_stream, once.entity_version, once.consumer CASCADE;
+    DROP TYPE once.message_result, once.inbox_state CASCADE;
     CREATE FUNCTION once.claim_any(p_scope text, p_key text, p_fingerprint bytea, p_mode text, p_claimed_by text, p_lease interval,
         p_wait interval, p_tenant text) RETURNS once.claim_result LANGUAGE sql AS 'SELECT NULL::once.claim_result';
     CREATE FUNCTION once.own(p_row once.intent, p_policy once.scope, p_tenant text, p_scope text, p_key text, p_fingerprint bytea,

@@ -67,6 +67,14 @@ pub enum Error {
         "the lease was lost while working: another attempt may have taken over; no outcome was recorded by this one [P4010]"
     )]
     LeaseLost,
+    /// The message id was used before with another body. Nothing was applied by this call.
+    #[error("the message id was used before with another body; nothing was applied by this call [P4050]")]
+    OtherBody,
+    /// The message of the stored inbox is not this worker's any more. Its effect is rolled back.
+    #[error(
+        "the message is not this worker's any more, or was never admitted; roll back: nothing of this attempt stays [P4051]"
+    )]
+    MessageLost,
     /// The outcome could not be determined in time: none or one effect. Retrying with the same key is safe.
     #[error(
         "the outcome is not known: the effect is there once or not at all; retry with the same key to learn it ({reason})"
@@ -152,6 +160,8 @@ impl Error {
             Self::InProgress { .. } => Some("P4029"),
             Self::FailedBefore { .. } => Some("P4030"),
             Self::LeaseLost => Some("P4010"),
+            Self::OtherBody => Some("P4050"),
+            Self::MessageLost => Some("P4051"),
             Self::Refused { sqlstate, .. } => Some(sqlstate),
             Self::Database(error) => error.code().map(tokio_postgres::error::SqlState::code),
             _ => None,
@@ -164,6 +174,8 @@ impl From<tokio_postgres::Error> for Error {
         match error.code().map(tokio_postgres::error::SqlState::code) {
             Some("P4002") => Self::Conflict,
             Some("P4010" | "P4011" | "P4012") => Self::LeaseLost,
+            Some("P4050") => Self::OtherBody,
+            Some("P4051") => Self::MessageLost,
             _ => Self::Database(error),
         }
     }

@@ -31,6 +31,7 @@ mod claim;
 mod direct;
 mod error;
 mod fingerprint;
+mod inbox;
 mod intent;
 mod leased;
 pub mod migrate;
@@ -53,6 +54,9 @@ pub use batch::{BatchSettings, Batcher, Kept, Observed, Recorded};
 pub use claim::{Answer, Claim, ClaimOptions, IntentName, Mode, Owned, OwnedKind, claim};
 pub use error::{Error, Failure};
 pub use fingerprint::{Fingerprint, fingerprint, fingerprint_bytes, key_hash, stable_uuid};
+pub use inbox::{
+    Advance, Arrival, Handled, Inbox, InboxWorker, Incoming, MessageTx, Processed, StoredMessage, Verdict,
+};
 pub use intent::Intent;
 pub use leased::Lease;
 pub use once::{Once, PoolStatus};

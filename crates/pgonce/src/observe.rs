@@ -28,6 +28,12 @@ pub(crate) fn retried(sqlstate: &str) {
     metrics::counter!("pgonce_retries_total", "sqlstate" => sqlstate.to_owned()).increment(1);
 }
 
+/// An inbound message, by what it was taken for or what became of it.
+pub(crate) fn consumed(consumer: &str, verdict: &'static str) {
+    metrics::counter!("pgonce_inbox_messages_total", "consumer" => consumer.to_owned(), "verdict" => verdict)
+        .increment(1);
+}
+
 /// Counts of answers by tenant, scope and kind since the last flush.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Mutex<Counts>);

@@ -8,6 +8,7 @@ use deadpool::managed::{PoolError, Timeouts};
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::direct::Policies;
+use crate::inbox::Inbox;
 use crate::intent::Intent;
 use crate::observe::{Counts, Tally};
 use crate::outbox::Waker;
@@ -93,6 +94,11 @@ impl Once {
     /// Names an intent: the operation, and the key that every retry repeats.
     pub fn intent(&self, scope: impl Into<String>, key: impl Into<String>) -> Intent<'_> {
         Intent::new(self, scope.into(), key.into())
+    }
+
+    /// Names a consumer of messages: who applies them, the same in every process.
+    pub fn consumer(&self, name: impl Into<String>) -> Inbox<'_> {
+        Inbox::new(self, name.into())
     }
 
     /// A connection of the pool, for whatever else the service does in this database.

@@ -29,10 +29,20 @@ pub(crate) enum Call {
     Ping,
     Emit,
     DirectEmit,
+    Admit,
+    AdmitBatch,
+    NoteResult,
+    Advance,
+    ReceiveBatch,
+    InboxTake,
+    InboxFinish,
+    InboxFail,
+    InboxWait,
+    InboxRecover,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 23;
+    pub(crate) const COUNT: usize = 33;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -90,6 +100,21 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
              p_ordinal => $11, p_message_id => $12, p_tenant => $13)"
         }
         (Call::DirectEmit, _) => include_str!("../../../sql/direct/emit.sql"),
+        (Call::Admit, _) => "SELECT once.admit($1, $2, $3, $4, $5)",
+        (Call::AdmitBatch, _) => "SELECT verdict FROM once.admit_batch($1, $2, $3, $4, $5) ORDER BY ordinal",
+        (Call::NoteResult, _) => "SELECT once.note_result($1, $2, $3, $4, $5, $6, $7)",
+        (Call::Advance, _) => "SELECT once.advance($1, $2, $3, $4)",
+        (Call::ReceiveBatch, _) => {
+            "SELECT verdict FROM once.receive_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ORDER BY ordinal"
+        }
+        (Call::InboxTake, _) => {
+            "SELECT id, claim_id, tenant, source, message_id, topic, type, ordering_key, entity, version, headers, \
+             content_type, body, attempts FROM once.inbox_take($1, $2, $3, $4::text::interval, $5)"
+        }
+        (Call::InboxFinish, _) => "SELECT once.inbox_finish($1, $2, $3, $4, $5)",
+        (Call::InboxFail, _) => "SELECT once.inbox_fail($1, $2, $3, $4)",
+        (Call::InboxWait, _) => "SELECT once.inbox_wait($1, $2)",
+        (Call::InboxRecover, _) => "SELECT count(*) FROM once.inbox_recover($1)",
     }
 }
 
@@ -176,6 +201,29 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
             Type::UUID,
             Type::TEXT,
         ],
+        Call::Admit => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
+        Call::AdmitBatch => &[Type::TEXT, Type::TEXT, Type::TEXT_ARRAY, Type::BYTEA_ARRAY, Type::TEXT],
+        Call::NoteResult => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::Advance => &[Type::TEXT, Type::TEXT, Type::INT8, Type::TEXT],
+        Call::ReceiveBatch => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT_ARRAY,
+            Type::BYTEA_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::JSONB_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT,
+        ],
+        Call::InboxTake => &[Type::TEXT, Type::TEXT, Type::INT4, Type::TEXT, Type::TEXT],
+        Call::InboxFinish => &[Type::INT8, Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::InboxFail => &[Type::INT8, Type::UUID, Type::BOOL, Type::TEXT],
+        Call::InboxWait => &[Type::INT8, Type::UUID],
+        Call::InboxRecover => &[Type::INT4],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
         Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[

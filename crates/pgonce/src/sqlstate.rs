@@ -50,6 +50,8 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4041", Verdict::Final), // a message id with another content
     ("P4070", Verdict::Final), // the outbox is from another database
     ("P4071", Verdict::Lost),  // a relay's lane was taken over
+    ("P4050", Verdict::Final),
+    ("P4051", Verdict::Lost),
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data

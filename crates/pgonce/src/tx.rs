@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::claim::{Answer, ClaimWire, IntentName, succeed_parameters};
 use crate::direct::{DirectClaim, Policy, RESPONSE_BYTES_MAX, claim_parameters, is_overtaken, read_claim};
 use crate::outbox::{self, Event};
-use crate::pool::Pooled;
+use crate::pool::{Connection, Pooled};
 use crate::sql::{Call, ClaimRow};
 use crate::sqlstate::is_disconnect;
 
@@ -209,24 +209,7 @@ impl Tx {
             (completed.map(|_| 1), committed)
         };
         fail::fail_point!("pgonce::after_commit");
-        match (completed, committed) {
-            (Ok(_), Ok(())) if connection.warned() => {
-                Ended::InDoubt("the server warned that the commit may not be durable on its standby".into())
-            }
-            (Ok(_), Ok(())) => {
-                connection.dirty.store(false, Ordering::SeqCst);
-                Ended::Committed
-            }
-            (Err(error), _) | (Ok(_), Err(error)) if is_disconnect(&error) => {
-                Ended::InDoubt("the connection was lost during COMMIT".into())
-            }
-            (Err(error), committed) => {
-                // The outcome was refused, the transaction aborted, and the COMMIT behind it rolled it back.
-                connection.dirty.store(committed.is_err(), Ordering::SeqCst);
-                if is_overtaken(&error) { Ended::Overtaken } else { Ended::Refused(error) }
-            }
-            (Ok(_), Err(error)) => Ended::Refused(error),
-        }
+        ended(&connection, completed.map(|_| ()), committed)
     }
 
     /// Rolls back, and gives the connection back only if that was confirmed.
@@ -235,20 +218,51 @@ impl Tx {
         if rollback(inner.connection).await { Undone::Confirmed } else { Undone::Lost }
     }
 
-    /// The transaction, if no handle was kept. A kept one must not go on writing, least of all after a ROLLBACK,
-    /// when every statement would commit by itself; and the intent must not stay locked for as long as it
-    /// lives. So the session is ended, by one message: nothing of the keeper's comes between its two halves.
     fn only_handle(self) -> Option<Inner> {
-        const END: &str = "ROLLBACK; SELECT pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())";
-        match Arc::try_unwrap(self.0) {
-            Ok(inner) => Some(inner),
-            Err(kept) => {
-                tokio::spawn(async move {
-                    let _ = kept.connection.client.batch_execute(END).await;
-                });
-                None
-            }
+        only_handle(self.0, |inner| &inner.connection)
+    }
+}
+
+/// What a transaction behind a shared handle holds, if no handle was kept. A kept one must not go on writing, least of
+/// all after a ROLLBACK, when every statement would commit by itself; and what it locked must not stay locked for as long
+/// as it lives. So the session is ended, by one message: nothing of the keeper's comes between its two halves.
+pub(crate) fn only_handle<T: Send + Sync + 'static>(shared: Arc<T>, connection: fn(&T) -> &Pooled) -> Option<T> {
+    const END: &str = "ROLLBACK; SELECT pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())";
+    match Arc::try_unwrap(shared) {
+        Ok(inner) => Some(inner),
+        Err(kept) => {
+            tokio::spawn(async move {
+                let _ = connection(&kept).client.batch_execute(END).await;
+            });
+            None
         }
+    }
+}
+
+/// How a transaction ended, by the answers to its last statement and to the COMMIT that was sent behind it. Only a real
+/// COMMIT counts: in an aborted transaction the last statement fails, and the COMMIT is a ROLLBACK (trap 10).
+pub(crate) fn ended(
+    connection: &Connection,
+    completed: Result<(), tokio_postgres::Error>,
+    committed: Result<(), tokio_postgres::Error>,
+) -> Ended {
+    match (completed, committed) {
+        (Ok(()), Ok(())) if connection.warned() => {
+            Ended::InDoubt("the server warned that the commit may not be durable on its standby".into())
+        }
+        (Ok(()), Ok(())) => {
+            connection.dirty.store(false, Ordering::SeqCst);
+            Ended::Committed
+        }
+        (Err(error), _) | (Ok(()), Err(error)) if is_disconnect(&error) => {
+            Ended::InDoubt("the connection was lost during COMMIT".into())
+        }
+        (Err(error), committed) => {
+            // The outcome was refused, the transaction aborted, and the COMMIT behind it rolled it back.
+            connection.dirty.store(committed.is_err(), Ordering::SeqCst);
+            if is_overtaken(&error) { Ended::Overtaken } else { Ended::Refused(error) }
+        }
+        (Ok(()), Err(error)) => Ended::Refused(error),
     }
 }
 

@@ -50,7 +50,12 @@ async fn a_replay_that_was_stopped_goes_on_where_it_was() {
     let again = Arc::new(Recorder::default());
     let (stop, stopped) = watch::channel(false);
     let replay = Replay { database_url: db.url().to_owned(), id };
-    let first = replay.run(Arc::clone(&again) as _, stopped.clone(), |_| drop(stop.send_replace(true))).await.unwrap();
+    let first = replay
+        .run(Arc::clone(&again) as _, stopped.clone(), |_| {
+            stop.send_replace(true);
+        })
+        .await
+        .unwrap();
     assert!(!first.finished && first.sent > 0 && first.sent < 2000, "{first:?}");
     let (_stop, stopped) = watch::channel(false);
     let second = replay.run(Arc::clone(&again) as _, stopped, |_| {}).await.unwrap();

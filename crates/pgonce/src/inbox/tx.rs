@@ -1,0 +1,171 @@
+//! The one transaction of a message: its admission, or its end in the stored inbox, and its effect.
+
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::join;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Statement};
+use uuid::Uuid;
+
+use super::Advance;
+use crate::Error;
+use crate::pool::Pooled;
+use crate::sql::Call;
+use crate::tx::{Ended, Undone, ended, only_handle, rollback};
+
+/// The open transaction that a message's handler writes through. It is a `tokio_postgres::Client` whose transaction
+/// pgonce began and ends: do not send BEGIN, COMMIT or ROLLBACK (savepoints are fine). A handle, cheap to clone; none
+/// may outlive the handler: then nothing is committed, and the connection is closed under the one that was kept.
+#[derive(Debug, Clone)]
+pub struct MessageTx(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    connection: Pooled,
+    consumer: String,
+    tenant: String,
+    end: End,
+    noted: Mutex<Noted>,
+}
+
+/// What stands at the transaction's end, before COMMIT.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The message was admitted at the beginning.
+    Admitted { source: String, id: String },
+    /// The message of the stored inbox is finished, under its fence.
+    Finish { id: i64, claim_id: Uuid },
+}
+
+/// What the handler said about its message, where it is not simply applied.
+#[derive(Debug, Default)]
+struct Noted {
+    ignored: bool,
+    result_type: Option<String>,
+    result_id: Option<String>,
+}
+
+impl MessageTx {
+    pub(super) fn new(connection: Pooled, consumer: String, tenant: String, end: End) -> Self {
+        Self(Arc::new(Inner { connection, consumer, tenant, end, noted: Mutex::default() }))
+    }
+
+    /// Whether a version of an entity is the next one; see `once.advance`. The entity is locked until the transaction ends.
+    ///
+    /// # Errors
+    /// `Error::Database`: names out of their limits, or a serialization failure.
+    pub async fn advance(&self, entity: &str, version: i64) -> Result<Advance, Error> {
+        let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+            (&self.0.consumer, Type::TEXT),
+            (&entity, Type::TEXT),
+            (&version, Type::INT8),
+            (&self.0.tenant, Type::TEXT),
+        ];
+        let row = self.0.connection.call(Call::Advance, &parameters).await?;
+        Advance::read(row.try_get(0)?)
+    }
+
+    /// Records what the handler made, beside the message.
+    pub fn made(&self, result_type: impl Into<String>, result_id: impl Into<String>) {
+        let mut noted = self.noted();
+        noted.result_type = Some(result_type.into());
+        noted.result_id = Some(result_id.into());
+    }
+
+    /// Records that the message was dealt with by doing nothing: it counts as seen.
+    pub fn ignored(&self) {
+        self.noted().ignored = true;
+    }
+
+    /// A prepared statement, kept with the connection; see [`crate::Tx::prepared`].
+    ///
+    /// # Errors
+    /// What the server says about the text.
+    pub async fn prepared(&self, text: &str) -> Result<Statement, tokio_postgres::Error> {
+        self.0.connection.cached(text).await
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.0.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the message and commits, in one round trip. The statement before COMMIT also proves that the transaction
+    /// was not aborted before (trap 10).
+    pub(super) async fn commit(self) -> Ended {
+        let Some(inner) = only_handle(self.0, |inner| &inner.connection) else { return Ended::Kept };
+        let Inner { connection, consumer, tenant, end, noted } = inner;
+        let Noted { ignored, result_type, result_id } = noted.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let result = if ignored { "ignored" } else { "applied" };
+        let last = Last { consumer, tenant, end, result, result_type, result_id };
+        // Prepared before: pipelining a COMMIT behind a Parse would commit before the end is written.
+        if let Err(error) = connection.warm(last.call()).await {
+            rollback(connection).await;
+            return Ended::Refused(error);
+        }
+        connection.expect_no_warning();
+        fail::fail_point!("pgonce::inbox_before_commit");
+        let commit = connection.client.batch_execute("COMMIT");
+        let (completed, committed) = join(connection.call(last.call(), &last.parameters()), commit).await;
+        fail::fail_point!("pgonce::inbox_after_commit");
+        ended(&connection, completed.map(|_| ()), committed)
+    }
+
+    /// Rolls back, and gives the connection back only if that was confirmed.
+    pub(super) async fn rollback(self) -> Undone {
+        let Some(inner) = only_handle(self.0, |inner| &inner.connection) else { return Undone::Kept };
+        if rollback(inner.connection).await { Undone::Confirmed } else { Undone::Lost }
+    }
+}
+
+impl Deref for MessageTx {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.0.connection.client
+    }
+}
+
+/// The statement before COMMIT.
+struct Last {
+    consumer: String,
+    tenant: String,
+    end: End,
+    result: &'static str,
+    result_type: Option<String>,
+    result_id: Option<String>,
+}
+
+impl Last {
+    fn call(&self) -> Call {
+        match &self.end {
+            End::Finish { .. } => Call::InboxFinish,
+            // Applied, without a reference, is what the row says already.
+            End::Admitted { .. } if self.result == "applied" && self.result_type.is_none() => Call::Ping,
+            End::Admitted { .. } => Call::NoteResult,
+        }
+    }
+
+    fn parameters(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
+        let noted: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&self.result, Type::TEXT), (&self.result_type, Type::TEXT), (&self.result_id, Type::TEXT)];
+        let mut all: Vec<(&(dyn ToSql + Sync), Type)> = Vec::new();
+        match &self.end {
+            End::Admitted { .. } if self.call() == Call::Ping => {}
+            End::Admitted { source, id } => {
+                all.extend([
+                    (&self.consumer as &(dyn ToSql + Sync), Type::TEXT),
+                    (source, Type::TEXT),
+                    (id, Type::TEXT),
+                ]);
+                all.extend(noted);
+                all.push((&self.tenant, Type::TEXT));
+            }
+            End::Finish { id, claim_id } => {
+                all.extend([(id as &(dyn ToSql + Sync), Type::INT8), (claim_id, Type::UUID)]);
+                all.extend(noted);
+            }
+        }
+        all
+    }
+}
