@@ -4,9 +4,11 @@
 -- it holds numbers of another cluster.
 CREATE OR REPLACE FUNCTION once.check_home() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    IF EXISTS (SELECT FROM once.outbox_home h, pg_control_system() c, pg_database d
-               WHERE d.datname = current_database() AND h.system_identifier = c.system_identifier
-                 AND h.database_oid = d.oid) THEN
+    IF once.is_home() THEN
+        RETURN;
+    END IF;
+    PERFORM FROM once.outbox_home FOR UPDATE;
+    IF once.is_home() THEN -- somebody was first
         RETURN;
     END IF;
     IF EXISTS (SELECT FROM once.sink)
