@@ -6,6 +6,7 @@
 mod brokers;
 mod contract;
 mod own;
+mod stored;
 
 /// The same test for each broker.
 macro_rules! every_sink {

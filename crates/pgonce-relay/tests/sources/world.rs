@@ -1,0 +1,116 @@
+//! Opening sources on a topic, receiving with a limit, and what the broker says is still to be done.
+
+use std::time::Duration;
+
+use pgonce_relay::{Delivery, Message, Source, Verdict, sink, source};
+use rdkafka::Offset;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+
+use crate::brokers::{Broker, Kind};
+
+pub const CONSUMER: &str = "billing";
+
+/// Whatever happens, it happens in this time.
+const LIMIT: Duration = Duration::from_secs(60);
+
+impl Broker {
+    /// The consumer's source on what [`Broker::prepare`] made.
+    pub fn source(&self, topic: &str, more: &str) -> Box<dyn Source> {
+        let url = match self.kind() {
+            Kind::Nats => format!("{}/{topic}?ack_wait=1s", self.url()),
+            Kind::Amqp => format!("{}?queue={topic}", self.url()),
+            Kind::Kafka => format!("{}?topic={topic}", self.url()),
+            Kind::Redis => format!("{}?stream={topic}&ack_wait=1s", self.url()),
+        };
+        // Groups of Kafka are one for the whole broker: the topic makes it this test's own.
+        source::open(&format!("{url}{more}"), &self.consumer(topic)).unwrap().1
+    }
+
+    fn consumer(&self, topic: &str) -> String {
+        if self.kind() == Kind::Kafka { format!("{CONSUMER}-{topic}") } else { CONSUMER.into() }
+    }
+
+    pub async fn publish(&self, messages: &[Message]) {
+        let sink = sink::open(&format!("{}?timeout=10s", self.url())).unwrap().1;
+        assert_eq!(sink.send(messages).await, vec![Verdict::Delivered; messages.len()]);
+        sink.close().await;
+    }
+
+    /// How many messages the broker still has for the consumer, given out or not.
+    pub async fn undone(&self, topic: &str) -> u64 {
+        match self {
+            Self::Nats(_) => {
+                let stream = self.jetstream().await.get_stream(topic).await.unwrap();
+                let info = stream.consumer_info(CONSUMER).await.unwrap();
+                info.num_pending + u64::try_from(info.num_ack_pending).unwrap()
+            }
+            Self::Amqp(_) => {
+                // What is given out is counted when its channel is closed: the queue counts what is ready.
+                let (_connection, channel) = self.channel().await;
+                let options = lapin::options::QueueDeclareOptions { passive: true, ..Default::default() };
+                let queue = channel.queue_declare(topic.into(), options, Default::default()).await.unwrap();
+                u64::from(queue.message_count())
+            }
+            Self::Kafka(_) => {
+                let (mut config, topic) = (self.kafka(), topic.to_owned());
+                config.set("group.id", self.consumer(&topic));
+                tokio::task::spawn_blocking(move || undone_in_kafka(&config.create().unwrap(), &topic)).await.unwrap()
+            }
+            Self::Redis(_) => {
+                let client = redis::Client::open(self.url()).unwrap();
+                let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+                let (pending, ..): (u64, Option<String>, Option<String>, Option<Vec<Vec<String>>>) =
+                    redis::cmd("XPENDING").arg(topic).arg(CONSUMER).query_async(&mut connection).await.unwrap();
+                pending
+            }
+        }
+    }
+}
+
+fn undone_in_kafka(consumer: &BaseConsumer, topic: &str) -> u64 {
+    let wait = Duration::from_secs(30);
+    let (_, high) = consumer.fetch_watermarks(topic, 0, wait).unwrap();
+    let mut place = rdkafka::TopicPartitionList::new();
+    place.add_partition(topic, 0);
+    let committed = consumer.committed_offsets(place, wait).unwrap();
+    let done = match committed.elements()[0].offset() {
+        Offset::Offset(offset) => offset,
+        _ => 0,
+    };
+    u64::try_from(high - done).unwrap()
+}
+
+/// The next deliveries, as a consumer asks for them: after an error, again.
+pub async fn next(source: &mut Box<dyn Source>, max: usize) -> Vec<Delivery> {
+    let asked = async {
+        loop {
+            match source.next(max).await {
+                Ok(deliveries) => {
+                    assert!((1..=max).contains(&deliveries.len()));
+                    return deliveries;
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    tokio::time::timeout(LIMIT, asked).await.expect("a delivery in time")
+}
+
+/// So many deliveries.
+pub async fn receive(source: &mut Box<dyn Source>, count: usize) -> Vec<Delivery> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        all.extend(next(source, count - all.len()).await);
+    }
+    all
+}
+
+pub fn ids(deliveries: &[Delivery]) -> Vec<String> {
+    deliveries.iter().map(|delivery| delivery.message.id.clone()).collect()
+}
+
+pub async fn ack_all(deliveries: Vec<Delivery>) {
+    for delivery in deliveries {
+        delivery.receipt.ack().await.unwrap();
+    }
+}
