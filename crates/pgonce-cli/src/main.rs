@@ -52,6 +52,8 @@ enum Verb {
     Gateway(verbs::gateway::Options),
     /// Send what the outbox holds to brokers, webhooks and other databases
     Relay(verbs::relay::Options),
+    /// Take messages from a broker or webhooks, and have each handled once
+    Consume(verbs::consume::Options),
     /// See, explain, settle and recover intents
     #[command(subcommand)]
     Intents(verbs::intents::Command),
@@ -117,6 +119,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Migrate(options) => verbs::migrate::run(options, &database::needed(url)?, out).await,
         Verb::Gateway(options) => verbs::gateway::run(options, config.path, &database::needed(url)?).await,
         Verb::Relay(options) => verbs::relay::run(options, &database::needed(url)?, out).await,
+        Verb::Consume(options) => verbs::consume::run(options, &database::needed(url)?).await,
         Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Purge(options) => verbs::purge::run(options, &database::needed(url)?, out).await,

@@ -7,6 +7,7 @@
 
 #[cfg(feature = "amqp")]
 mod amqp;
+pub mod consume;
 mod envelope;
 #[cfg(feature = "kafka")]
 mod kafka;
@@ -18,6 +19,7 @@ pub mod sink;
 pub mod source;
 mod target;
 
+pub use consume::{Consumer, Intake};
 pub use envelope::{Encoded, Envelope, decode};
 pub use message::{Aggregate, Message};
 pub use sink::{Sink, Verdict};

@@ -194,11 +194,16 @@ pub(crate) fn is_plain(event: &Event) -> bool {
 
 /// `once.message_id`, which it equals: the contract suite compares.
 pub(crate) fn message_id(name: &IntentName, event: &Event) -> Uuid {
+    derived_id(&[&name.tenant, &name.scope, &name.key], event)
+}
+
+/// The id of what is emitted because of something that has these names: the same every time.
+pub(crate) fn derived_id(of: &[&str], event: &Event) -> Uuid {
     if let Some(id) = event.message_id {
         return id;
     }
     let mut hash = Sha256::new();
-    for part in [&name.tenant, &name.scope, &name.key, &event.kind] {
+    for part in of.iter().copied().chain([event.kind.as_str()]) {
         hash.update(format!("{}:{part}", part.len()));
     }
     hash.update(event.ordinal.to_string());

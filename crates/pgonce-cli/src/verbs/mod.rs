@@ -1,6 +1,7 @@
 //! One module a verb.
 
 pub mod archive;
+pub mod consume;
 pub mod demo;
 pub mod doctor;
 pub mod gateway;

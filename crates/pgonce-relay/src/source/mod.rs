@@ -8,6 +8,8 @@ pub mod kafka;
 pub mod nats;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "webhook")]
+pub mod webhook;
 
 use std::time::Duration;
 
@@ -60,7 +62,7 @@ pub trait Source: Send + std::fmt::Debug {
 const PREFETCH: u16 = 100;
 
 /// The schemes that a feature brings.
-const BROKERS: &[&str] = &["nats", "amqp", "amqps", "kafka", "redis", "rediss"];
+const BROKERS: &[&str] = &["nats", "amqp", "amqps", "kafka", "redis", "rediss", "webhook"];
 
 /// Opens the source that a URL names, for a consumer: the brokers keep its progress under that name. Nothing is
 /// connected yet, so a broker that is away now is no error.
@@ -81,6 +83,8 @@ pub fn open(url: &str, consumer: &str) -> Result<(Target, Box<dyn Source>), Targ
         "kafka" => opened(Target::parse(url, kafka::SETTINGS)?, consumer, kafka::open),
         #[cfg(feature = "redis")]
         "redis" | "rediss" => opened(Target::parse(url, redis::SETTINGS)?, consumer, redis::open),
+        #[cfg(feature = "webhook")]
+        "webhook" => opened(Target::parse(url, webhook::SETTINGS)?, consumer, webhook::open),
         _ if BROKERS.contains(&scheme) => {
             Err(TargetError(format!("this build of pgonce has no {scheme} in it: build it with that feature")))
         }
@@ -88,7 +92,7 @@ pub fn open(url: &str, consumer: &str) -> Result<(Target, Box<dyn Source>), Targ
     }
 }
 
-#[cfg(any(feature = "amqp", feature = "kafka", feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "kafka", feature = "nats", feature = "redis", feature = "webhook"))]
 fn opened<S: Source + 'static>(
     target: Target,
     consumer: &str,

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::Advance;
 use crate::Error;
+use crate::outbox::{self, Event};
 use crate::pool::Pooled;
 use crate::sql::Call;
 use crate::tx::{Ended, Undone, ended, only_handle, rollback};
@@ -64,6 +65,23 @@ impl MessageTx {
         ];
         let row = self.0.connection.call(Call::Advance, &parameters).await?;
         Advance::read(row.try_get(0)?)
+    }
+
+    /// Adds a message to the outbox: it is there if and only if this transaction commits. Its id is derived from the message
+    /// that is handled, the same in every delivery; further ones of a type by [`Event::ordinal`].
+    ///
+    /// # Errors
+    /// P4040 where the message cannot be emitted, P4041 where another one of the type was emitted for this message.
+    pub async fn emit(&self, event: Event) -> Result<Uuid, Error> {
+        let Inner { connection, consumer, tenant, end, .. } = &*self.0;
+        let id = match end {
+            End::Admitted { source, id } => outbox::derived_id(&[tenant, "inbox", consumer, source, id], &event),
+            End::Finish { id, .. } => outbox::derived_id(&[tenant, "stored inbox", consumer, &id.to_string()], &event),
+        };
+        let event = event.id(id);
+        let wire = outbox::Wire::new(&event)?;
+        let parameters = wire.parameters(&event, tenant, &None::<&str>, &None::<&str>);
+        Ok(connection.call(Call::Emit, &parameters).await?.try_get(0)?)
     }
 
     /// Records what the handler made, beside the message.

@@ -1,0 +1,129 @@
+//! From a source into the stored inbox: acknowledged when it is stored.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use pgonce::{Arrival, Once, Verdict};
+
+use crate::relay::backoff;
+use crate::source::{Delivery, Source};
+
+/// Moves deliveries into a consumer's stored inbox.
+#[derive(Debug)]
+pub struct Intake {
+    source: Box<dyn Source>,
+    consumer: String,
+    at_once: usize,
+}
+
+impl Intake {
+    /// From an opened source into a consumer's inbox.
+    #[must_use]
+    pub fn new(source: Box<dyn Source>, consumer: impl Into<String>) -> Self {
+        Self { source, consumer: consumer.into(), at_once: 500 }
+    }
+
+    /// Runs until `stop` resolves, then finishes what it holds. A delivery is acknowledged once its row has committed; one
+    /// whose id is there with another body is never taken for it: it stays with the broker, and is told.
+    pub async fn run(mut self, once: &Once, stop: impl Future<Output = ()>) {
+        let mut stop = std::pin::pin!(stop);
+        let mut away = 0;
+        loop {
+            let next = tokio::select! {
+                () = &mut stop => break,
+                next = self.source.next(self.at_once) => next,
+            };
+            match next {
+                Ok(deliveries) => {
+                    away = 0;
+                    self.store(once, deliveries).await;
+                }
+                Err(error) => {
+                    away += 1;
+                    tracing::warn!(consumer = %self.consumer, %error, "the source is away; trying again");
+                    tokio::select! {
+                        () = &mut stop => break,
+                        () = tokio::time::sleep(backoff(away, Duration::from_secs(5))) => {}
+                    }
+                }
+            }
+        }
+        self.source.close().await;
+    }
+
+    /// One statement for each tenant and source among them.
+    async fn store(&self, once: &Once, deliveries: Vec<Delivery>) {
+        let mut groups: BTreeMap<(String, String), Vec<Delivery>> = BTreeMap::new();
+        for delivery in deliveries {
+            groups.entry((delivery.message.tenant.clone(), delivery.source.clone())).or_default().push(delivery);
+        }
+        for ((tenant, source), group) in groups {
+            self.store_group(once, &tenant, &source, group).await;
+        }
+    }
+
+    async fn store_group(&self, once: &Once, tenant: &str, source: &str, group: Vec<Delivery>) {
+        let arrivals: Vec<Arrival> = group.iter().map(arrival).collect();
+        let inbox = once.consumer(&self.consumer).source(source).tenant(tenant);
+        fail::fail_point!("consume::before_store");
+        let stored = inbox.receive(&arrivals).await;
+        fail::fail_point!("consume::after_store");
+        match stored {
+            Ok(verdicts) => {
+                let ended = group.into_iter().zip(verdicts).map(|(delivery, verdict)| self.end(delivery, verdict));
+                join_all(ended).await;
+            }
+            // One that cannot be stored must not keep the others out: each alone, then.
+            Err(error) if !error.is_retryable() && group.len() > 1 => {
+                for delivery in group {
+                    Box::pin(self.store_group(once, tenant, source, vec![delivery])).await;
+                }
+            }
+            Err(error) => {
+                tracing::error!(consumer = %self.consumer, %error, "not stored; the broker keeps it");
+                let pause = backoff(4, Duration::from_secs(30));
+                join_all(group.into_iter().map(|delivery| delivery.receipt.retry(pause))).await;
+            }
+        }
+    }
+
+    async fn end(&self, delivery: Delivery, verdict: Verdict) {
+        metrics::counter!("pgonce_inbox_messages_total", "consumer" => self.consumer.clone(), "verdict" => name(verdict))
+            .increment(1);
+        let ended = match verdict {
+            Verdict::New | Verdict::Duplicate => delivery.receipt.ack().await,
+            Verdict::Conflict => {
+                tracing::error!(consumer = %self.consumer, source = %delivery.source, "a message id was used with another body [P4050]");
+                delivery.receipt.retry(Duration::from_secs(30)).await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "not acknowledged; it comes again, and is then known");
+        }
+    }
+}
+
+fn name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::New => "stored",
+        Verdict::Duplicate => "duplicate",
+        Verdict::Conflict => "conflict",
+    }
+}
+
+fn arrival(delivery: &Delivery) -> Arrival {
+    let message = &delivery.message;
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    Arrival {
+        id: message.id.clone(),
+        body: message.payload.to_vec(),
+        topic: some(&message.topic),
+        kind: some(&message.kind),
+        ordering_key: message.ordering_key.clone(),
+        entity: message.aggregate.as_ref().map(|it| format!("{}/{}", it.kind, it.id)),
+        version: message.aggregate.as_ref().and_then(|it| it.version),
+        headers: (!message.headers.is_empty()).then(|| serde_json::json!(message.headers)),
+        content_type: message.headers.get("content-type").cloned(),
+    }
+}

@@ -1,0 +1,189 @@
+//! Consumers: a broker's deliveries, each applied once, acknowledged after its commit.
+//!
+//! [`Consumer`] runs a handler in the transaction that admits the message. [`Intake`] moves deliveries into the stored
+//! inbox, for workers in other languages, other processes, or later.
+
+pub mod handler;
+mod intake;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use pgonce::{Failure, Incoming, MessageTx, Once, Processed};
+
+pub use intake::Intake;
+
+use crate::relay::backoff;
+use crate::source::{Delivery, Source};
+use crate::{Message, SourceError};
+
+/// A consumer of a source.
+#[derive(Debug)]
+pub struct Consumer {
+    source: Box<dyn Source>,
+    name: String,
+    at_once: usize,
+    retry_max: Duration,
+}
+
+impl<S: Source + 'static> From<S> for Consumer {
+    fn from(source: S) -> Self {
+        Self::of(Box::new(source))
+    }
+}
+
+impl Consumer {
+    /// A consumer of an opened source; see [`crate::source::open`].
+    #[must_use]
+    pub fn of(source: Box<dyn Source>) -> Self {
+        Self { source, name: "default".into(), at_once: 100, retry_max: Duration::from_secs(60) }
+    }
+
+    /// Its name in the inbox: another name applies every message again.
+    #[must_use]
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Deliveries that are taken together; keys in parallel, each in its order.
+    #[must_use]
+    pub fn at_once(mut self, deliveries: usize) -> Self {
+        self.at_once = deliveries.clamp(1, 10_000);
+        self
+    }
+
+    /// The longest pause before a failed delivery comes again.
+    #[must_use]
+    pub fn retry_max(mut self, pause: Duration) -> Self {
+        self.retry_max = pause;
+        self
+    }
+
+    /// Runs until `stop` resolves, then finishes what it holds. The handler runs in the message's transaction: what it writes
+    /// and emits commits with the admission, once; the delivery is acknowledged after that. A refusal
+    /// ([`Failure::refuse`]) is recorded as failed, and acknowledged; any other failure is rolled back, and the broker
+    /// delivers again. Messages of one ordering key are handled in the order in which they came; after a failure the
+    /// broker decides when they come again.
+    pub async fn run<F, R>(mut self, once: &Once, stop: impl Future<Output = ()>, handler: F)
+    where
+        F: Fn(MessageTx, Arc<Message>) -> R,
+        R: Future<Output = Result<(), Failure>>,
+    {
+        let mut stop = std::pin::pin!(stop);
+        let mut failures = Failures::default();
+        loop {
+            let deliveries = tokio::select! {
+                () = &mut stop => break,
+                next = self.source.next(self.at_once) => match next {
+                    Ok(deliveries) => deliveries,
+                    Err(error) => {
+                        tracing::warn!(consumer = %self.name, %error, "the source is away; trying again");
+                        tokio::select! {
+                            () = &mut stop => break,
+                            () = tokio::time::sleep(backoff(failures.away(), Duration::from_secs(5))) => continue,
+                        }
+                    }
+                },
+            };
+            failures.away = 0;
+            // Finished even when told to stop: what is not acknowledged would come again for nothing.
+            let mut running: FuturesUnordered<_> =
+                by_key(deliveries).into_iter().map(|queue| self.handle(once, queue, &handler)).collect();
+            while running.next().await.is_some() {}
+        }
+        self.source.close().await;
+    }
+
+    /// The deliveries of one key, in order. After a failure the rest of them wait, too.
+    async fn handle<F, R>(&self, once: &Once, queue: Vec<Delivery>, handler: &F)
+    where
+        F: Fn(MessageTx, Arc<Message>) -> R,
+        R: Future<Output = Result<(), Failure>>,
+    {
+        let mut failed = false;
+        for Delivery { message, source, receipt, .. } in queue {
+            let message = Arc::new(message);
+            let ended = if failed {
+                receipt.retry(backoff(2, self.retry_max)).await
+            } else {
+                match self.apply(once, source, &message, handler).await {
+                    Ok(()) => {
+                        fail::fail_point!("consume::before_ack");
+                        receipt.ack().await
+                    }
+                    Err(error) => {
+                        tracing::warn!(consumer = %self.name, kind = %message.kind, %error, "not applied; it comes again");
+                        failed = true;
+                        receipt.retry(backoff(3, self.retry_max)).await
+                    }
+                }
+            };
+            if let Err(error) = ended {
+                // It comes again, and is then known.
+                tracing::debug!(%error, "not acknowledged");
+            }
+        }
+    }
+
+    async fn apply<F, R>(
+        &self,
+        once: &Once,
+        source: String,
+        message: &Arc<Message>,
+        handler: &F,
+    ) -> Result<(), pgonce::Error>
+    where
+        F: Fn(MessageTx, Arc<Message>) -> R,
+        R: Future<Output = Result<(), Failure>>,
+    {
+        let inbox = once.consumer(&self.name).source(&source).tenant(&message.tenant);
+        let incoming = Incoming::new(source, &message.id, &message.payload);
+        match inbox.process(&incoming, |tx| handler(tx, Arc::clone(message))).await {
+            Ok(Processed::Applied(()) | Processed::Duplicate) => Ok(()),
+            // The handler's own no: recorded, so that it is not asked again.
+            Err(pgonce::Error::Failed { code, message }) => {
+                tracing::error!(consumer = %self.name, %code, reason = %message, "refused for good");
+                inbox.set_aside(&incoming, true, None).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Deliveries by what they stay in order with.
+fn by_key(deliveries: Vec<Delivery>) -> Vec<Vec<Delivery>> {
+    let mut queues: Vec<Vec<Delivery>> = Vec::new();
+    let mut places: HashMap<(String, String), usize> = HashMap::new();
+    for delivery in deliveries {
+        let (tenant, key) = delivery.message.lane_key();
+        let place = *places.entry((tenant.to_owned(), key.to_owned())).or_insert_with(|| {
+            queues.push(Vec::new());
+            queues.len() - 1
+        });
+        queues[place].push(delivery);
+    }
+    queues
+}
+
+/// How often the source was away in a row.
+#[derive(Debug, Default)]
+struct Failures {
+    away: u32,
+}
+
+impl Failures {
+    fn away(&mut self) -> u32 {
+        self.away += 1;
+        self.away
+    }
+}
+
+impl From<pgonce::Error> for SourceError {
+    fn from(error: pgonce::Error) -> Self {
+        Self(error.to_string())
+    }
+}
