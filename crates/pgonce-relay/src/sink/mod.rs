@@ -67,7 +67,7 @@ pub trait Sink: Send + Sync + std::fmt::Debug {
 }
 
 /// The schemes that a feature brings.
-const BROKERS: &[&str] = &["nats", "amqp", "amqps", "kafka", "redis", "rediss"];
+const BROKERS: &[&str] = &["nats", "amqp", "amqps", "kafka", "redis", "rediss", "http", "https"];
 
 /// Opens the sink that a URL names: its scheme says which. Nothing is connected yet, so a broker that is away now
 /// is no error.
@@ -85,7 +85,10 @@ pub fn open(url: &str) -> Result<(Target, Box<dyn Sink>), TargetError> {
         "kafka" => opened(Target::parse(url, kafka::SETTINGS)?, kafka::open),
         #[cfg(feature = "redis")]
         "redis" | "rediss" => opened(Target::parse(url, redis::SETTINGS)?, redis::open),
-        // stdout:, http:, https: and postgres: have their arms here.
+        "stdout" => opened(Target::parse(url, &[])?, stdout::open),
+        "postgres" | "postgresql" => opened(Target::parse(url, postgres::SETTINGS)?, postgres::open),
+        #[cfg(feature = "webhook")]
+        "http" | "https" => opened(Target::parse(url, webhook::SETTINGS)?, webhook::open),
         _ if BROKERS.contains(&scheme) => {
             Err(TargetError(format!("this build of pgonce has no {scheme} in it: build it with that feature")))
         }

@@ -1,0 +1,65 @@
+//! The whole way, with everything dying all the time.
+
+use std::time::Duration;
+
+use pgonce_testkit::brokers_skipped;
+use tokio::task::JoinSet;
+
+use crate::rig::{Rig, number};
+
+const MESSAGES: i64 = 100_000;
+const WRITERS: i64 = 4;
+const A_TRANSACTION: i64 = 50;
+
+/// Writers that also roll back; two relays and two consumers, killed in turn; the broker killed, too. Then both books are equal.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_services_agree_after_a_hundred_thousand_messages_under_faults() {
+    if brokers_skipped("end to end") {
+        return;
+    }
+    let mut rig = Rig::new().await;
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let client = rig.sender.client().await;
+        writers.spawn(async move {
+            for round in 0..MESSAGES / WRITERS / A_TRANSACTION {
+                let one =
+                    "SELECT count(transfer(((n * 7 + $1) % 20)::int, n + $1)) FROM generate_series(1, $2::bigint) n";
+                if round % 10 == 3 {
+                    client.batch_execute("BEGIN").await.unwrap();
+                    client.query_one(one, &[&writer, &A_TRANSACTION]).await.unwrap();
+                    client.batch_execute("ROLLBACK").await.unwrap();
+                }
+                // Rows are locked in any order: a deadlock's victim tries again.
+                while client.query_one(one, &[&writer, &A_TRANSACTION]).await.is_err() {}
+            }
+        });
+    }
+    let mut relays = vec![rig.relay().start(), rig.relay().start()];
+    let mut consumers =
+        vec![rig.consume().args(&["--at-once", "16"]).start(), rig.consume().args(&["--at-once", "16"]).start()];
+    let client = rig.receiver.client().await;
+    for step in 1..=6 {
+        // By what has been done, not by time: a fault at every seventh of the way.
+        let due = MESSAGES * step / 7;
+        rig.until_applied(due, Duration::from_secs(120)).await;
+        match step % 3 {
+            0 => rig.nats.restart(),
+            1 => {
+                relays.remove(0).kill();
+                relays.push(rig.relay().start());
+            }
+            _ => {
+                consumers.remove(0).kill();
+                consumers.push(rig.consume().args(&["--at-once", "16"]).start());
+            }
+        }
+    }
+    while writers.join_next().await.is_some() {}
+    rig.until_applied(MESSAGES, Duration::from_secs(120)).await;
+    for process in relays.into_iter().chain(consumers) {
+        process.stop().await;
+    }
+    rig.judge(MESSAGES).await;
+    assert_eq!(number(&client, "SELECT count(*) FROM once.inbox WHERE state <> 'processed'").await, 0);
+}
