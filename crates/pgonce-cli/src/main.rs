@@ -52,6 +52,9 @@ enum Verb {
     /// See, explain, settle and recover intents
     #[command(subcommand)]
     Intents(verbs::intents::Command),
+    /// See stored messages, and put back what is parked
+    #[command(subcommand)]
+    Inbox(verbs::inbox::Command),
     /// Remove intents that are past their window, in batches
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
@@ -111,6 +114,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Migrate(options) => verbs::migrate::run(options, &database::needed(url)?, out).await,
         Verb::Gateway(options) => verbs::gateway::run(options, config.path, &database::needed(url)?).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
+        Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,
         Verb::Purge(options) => verbs::purge::run(options, &database::needed(url)?, out).await,
         Verb::Archive(options) => verbs::archive::run(options, &database::needed(url)?, out).await,
         Verb::Doctor => verbs::doctor::run(&database::needed(url)?, out).await,
