@@ -2,6 +2,7 @@
 
 mod coalesce;
 mod http;
+mod inbox;
 mod measure;
 mod scenarios;
 mod work;
@@ -14,7 +15,7 @@ use clap::Parser;
 /// Prints what a protected write costs against an unprotected one.
 #[derive(Debug, Parser)]
 pub struct Arguments {
-    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, http. All if none is named.
+    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, inbox, http. All if none is named.
     scenarios: Vec<String>,
     /// Seconds a contender runs in each round.
     #[arg(long, default_value_t = 3.0)]
@@ -68,6 +69,9 @@ async fn main() -> Result<()> {
     }
     if arguments.wants("growth") {
         scenarios::growth(&arguments, &url).await?;
+    }
+    if arguments.wants("inbox") {
+        inbox::inbox(&arguments, &url).await?;
     }
     if arguments.wants("http") {
         http::http(&arguments, &url).await?;

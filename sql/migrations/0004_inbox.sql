@@ -99,7 +99,11 @@ CREATE INDEX inbox_due ON once.inbox (consumer, id) WHERE state IN ('received', 
 -- What stands before a message in its ordering key.
 CREATE INDEX inbox_lane ON once.inbox (tenant, consumer, ordering_key, id)
     WHERE ordering_key IS NOT NULL AND state <> 'processed';
--- Who waits for a version.
-CREATE INDEX inbox_waiting ON once.inbox (tenant, consumer, entity, version) WHERE state = 'waiting';
+-- Which versions of an entity are there: who waits for one, and which is the earliest.
+CREATE INDEX inbox_versions ON once.inbox (tenant, consumer, entity, version)
+    WHERE version IS NOT NULL AND state <> 'processed';
+-- Whether somebody is at a key.
+CREATE INDEX inbox_leased ON once.inbox (tenant, consumer, ordering_key)
+    WHERE ordering_key IS NOT NULL AND state = 'processing';
 -- Purge and operators.
 CREATE INDEX inbox_ended ON once.inbox (state, finished_at) WHERE finished_at IS NOT NULL;

@@ -60,6 +60,9 @@ enum Verb {
     /// See where messages are, and what became of those that a sink did not take
     #[command(subcommand)]
     Outbox(verbs::outbox::Command),
+    /// See stored messages, and put back what is parked
+    #[command(subcommand)]
+    Inbox(verbs::inbox::Command),
     /// Remove intents that are past their window, in batches
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
@@ -122,6 +125,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Consume(options) => verbs::consume::run(options, &database::needed(url)?).await,
         Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
+        Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,
         Verb::Purge(options) => verbs::purge::run(options, &database::needed(url)?, out).await,
         Verb::Archive(options) => verbs::archive::run(options, &database::needed(url)?, out).await,
         Verb::Doctor => verbs::doctor::run(&database::needed(url)?, out).await,

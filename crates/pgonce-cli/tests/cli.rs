@@ -485,3 +485,39 @@ fn the_gateway_tells_what_is_wrong_with_its_configuration() {
     std::fs::write(dir.path().join("pgonce.toml"), "[up]\nport = \"hunter2\"\n").unwrap();
     wrong(&flags, "pgonce.toml, line 2: ");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_inbox_is_shown_and_replayed() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let url = db.direct_url();
+    assert!(pgonce(url, &["inbox", "status"]).done().stderr.contains("No message"));
+    assert!(pgonce(url, &["inbox", "parked"]).done().stderr.contains("Nothing is parked"));
+    let sql = "SELECT once.receive_batch('mailer', 's', ARRAY['a', 'b', 'c'], ARRAY['1', '2', '3']::bytea[],
+            p_ordering_keys => ARRAY['k', 'k', NULL]);
+        SELECT once.inbox_fail(t.id, t.claim_id, false, 'no such customer') FROM once.inbox_take('mailer', 'w', 1) t";
+    client.batch_execute(sql).await.unwrap();
+
+    let status = pgonce(url, &["inbox", "status", "--consumer", "mailer", "--json"]).done().json();
+    assert_eq!((&status[0]["state"], &status[0]["messages"]), (&"failed_final".into(), &1.into()), "{status}");
+    assert_eq!((&status[1]["state"], &status[1]["messages"]), (&"received".into(), &2.into()), "{status}");
+    let parked = pgonce(url, &["inbox", "parked"]).done();
+    assert!(parked.stdout.contains("no such customer") && parked.stdout.starts_with("ID  CONSUMER"), "{parked:#?}");
+    assert_eq!(pgonce(url, &["inbox", "parked", "--json"]).done().json()[0]["behind"], 1);
+
+    let replay = ["inbox", "replay", "--consumer", "mailer", "--reason", "restored"];
+    let tried = pgonce(url, &[&replay[..], &["--dry-run"]].concat()).done();
+    assert!(tried.stdout.contains("failed_final") && tried.stderr.contains("1 would be put back"), "{tried:#?}");
+    assert_eq!(count(&client, "once.inbox_parked").await, 1, "a dry run changes nothing");
+    let nobody = [&replay[..], &["--from", "2099-01-01", "--state", "failed_final", "--json"]].concat();
+    assert_eq!(pgonce(url, &nobody).done().json()["replayed"], serde_json::json!([]));
+    let done = pgonce(url, &[&replay[..], &["--json"]].concat()).done().json();
+    assert_eq!(done["replayed"][0]["message_id"], "a", "{done}");
+    assert_eq!((count(&client, "once.inbox_parked").await, count(&client, "once.audit_trail").await), (0, 1));
+    let actor: String = client.query_one("SELECT actor FROM once.audit_trail", &[]).await.unwrap().get(0);
+    assert_eq!(actor, "tester");
+
+    assert_eq!(pgonce(url, &["inbox", "replay", "--consumer", "mailer", "--reason", " "]).code, 2);
+    assert_eq!(pgonce(url, &["inbox", "replay", "--consumer", "mailer"]).code, 2, "no reason at all");
+    assert_eq!(pgonce(url, &[&replay[..], &["--state", "processing"]].concat()).code, 2);
+}

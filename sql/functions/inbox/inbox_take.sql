@@ -1,9 +1,7 @@
 -- Hands out messages, oldest first, each under a lease and with a claim id that every later word about it must carry.
 -- Attempts are counted here, before anything can go wrong: a message that kills its worker is counted too, and one whose
 -- attempts are used up becomes failed_final in place of being handed out again. What a vanished worker held is taken
--- over when its lease has ended. Of one ordering key only the oldest message that is not processed is handed out:
---   failed_final  holds its key, unless the consumer's on_poison is skip;
---   waiting       (for an earlier version) lets earlier versions of its own entity pass, and nothing else of its key.
+-- over when its lease has ended. Of one ordering key only the first message is handed out: once.inbox_pick says which.
 -- p_tenant NULL: of every tenant. What others hold is skipped, never waited for.
 CREATE OR REPLACE FUNCTION once.inbox_take(
     p_consumer text, p_worker text DEFAULT NULL, p_limit int DEFAULT 1, p_lease interval DEFAULT NULL,
@@ -27,19 +25,7 @@ BEGIN
     LOOP
         SELECT array_agg(d.id) FILTER (WHERE NOT d.spent), array_agg(d.lease) FILTER (WHERE NOT d.spent),
                array_agg(d.id) FILTER (WHERE d.spent)
-        INTO v_taken, v_leases, v_spent FROM (
-            SELECT m.id, coalesce(p_lease, p.lease) AS lease, m.attempts >= p.attempts_max AS spent
-            FROM once.inbox m CROSS JOIN LATERAL once.consumer_policy(m.tenant, m.consumer) p
-            WHERE m.consumer = p_consumer AND (p_tenant IS NULL OR m.tenant = p_tenant)
-              AND m.state IN ('received', 'failed_retryable', 'processing')
-              AND coalesce(m.leased_until, m.next_at) <= once.clock()
-              AND (m.ordering_key IS NULL OR NOT EXISTS (
-                  SELECT 1 FROM once.inbox o
-                  WHERE o.tenant = m.tenant AND o.consumer = m.consumer AND o.ordering_key = m.ordering_key
-                    AND o.id < m.id AND o.state <> 'processed'
-                    AND NOT (o.state = 'failed_final' AND p.on_poison = 'skip')
-                    AND (o.state = 'waiting' AND o.entity = m.entity AND o.version > m.version) IS NOT TRUE))
-            ORDER BY m.id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED) d;
+        INTO v_taken, v_leases, v_spent FROM once.inbox_pick(p_consumer, p_tenant, p_limit, p_lease) d;
         PERFORM once.inbox_bury(v_spent);
         EXIT WHEN v_taken IS NOT NULL OR v_spent IS NULL;
     END LOOP;

@@ -5,6 +5,7 @@ pub mod consume;
 pub mod demo;
 pub mod doctor;
 pub mod gateway;
+pub mod inbox;
 pub mod intents;
 pub mod migrate;
 pub mod outbox;
