@@ -94,10 +94,11 @@ CREATE TABLE once.inbox (
         AND (state <> 'processing' OR claim_id IS NOT NULL)
         AND (state <> 'waiting' OR (entity IS NOT NULL AND version IS NOT NULL)))
 );
--- Take walks this, oldest first.
-CREATE INDEX inbox_due ON once.inbox (consumer, id) WHERE state IN ('received', 'failed_retryable', 'processing');
--- What stands before a message in its ordering key.
-CREATE INDEX inbox_lane ON once.inbox (tenant, consumer, ordering_key, id)
+-- Take walks this for messages that stand alone, oldest first,
+CREATE INDEX inbox_due ON once.inbox (consumer, id)
+    WHERE ordering_key IS NULL AND state IN ('received', 'failed_retryable', 'processing');
+-- and this for those that have a key: from key to key, the first of each.
+CREATE INDEX inbox_lane ON once.inbox (consumer, tenant, ordering_key, id)
     WHERE ordering_key IS NOT NULL AND state <> 'processed';
 -- Which versions of an entity are there: who waits for one, and which is the earliest.
 CREATE INDEX inbox_versions ON once.inbox (tenant, consumer, entity, version)

@@ -187,8 +187,8 @@ pub(crate) fn is_plain(event: &Event) -> bool {
     let named = |text: &str| (1..=255).contains(&text.len());
     named(&event.topic)
         && named(&event.kind)
-        && event.ordering_key.as_ref().is_none_or(|key| key.len() <= 1024)
-        && event.aggregate.as_ref().is_none_or(|(kind, id, _)| kind.len() <= 255 && id.len() <= 1024)
+        && event.ordering_key.as_deref().is_none_or(named)
+        && event.aggregate.is_none()
         && event.headers.is_empty()
 }
 

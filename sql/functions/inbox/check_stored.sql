@@ -12,8 +12,8 @@ BEGIN
         RAISE EXCEPTION 'topic, type, ordering key, entity or content type is longer than 255 bytes, or the headers than 64 KiB'
             USING ERRCODE = 'P4005', HINT = 'Nothing was stored.';
     END IF;
-    IF p_version < 0 OR (p_entity = '') OR (p_version IS NOT NULL AND p_entity IS NULL) THEN
-        RAISE EXCEPTION 'a version is not negative, and belongs to an entity' USING ERRCODE = 'P4020',
+    IF p_version < 0 OR p_entity = '' OR p_ordering_key = '' OR (p_version IS NOT NULL AND p_entity IS NULL) THEN
+        RAISE EXCEPTION 'a version is not negative, and belongs to an entity; entities and ordering keys are not empty' USING ERRCODE = 'P4020',
             HINT = 'Give p_entity with p_version; versions count up from 0 or 1.';
     END IF;
 END $$;

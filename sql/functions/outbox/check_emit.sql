@@ -9,9 +9,9 @@ DECLARE
         WHEN p_payload IS NULL THEN 'it has no payload'
         WHEN pg_column_size(p_payload) > 16777216 THEN 'its payload is larger than 16 MiB'
         WHEN p_tenant IS NULL OR octet_length(p_tenant) > 255 THEN 'its tenant is NULL or longer than 255 bytes'
-        WHEN octet_length(p_ordering_key) > 1024 THEN 'its ordering key is longer than 1024 bytes'
-        WHEN octet_length(p_aggregate_type) > 255 OR octet_length(p_aggregate_id) > 1024
-            THEN 'its aggregate is longer than 255 (type) or 1024 (id) bytes'
+        WHEN (octet_length(p_ordering_key) BETWEEN 1 AND 255) IS FALSE THEN 'its ordering key is empty or longer than 255 bytes'
+        WHEN p_aggregate_type = '' OR p_aggregate_id = '' OR octet_length(p_aggregate_type) + octet_length(p_aggregate_id) > 254
+            THEN 'its aggregate''s type or id is empty, or they are longer than 254 bytes together'
         WHEN p_aggregate_type IS NULL <> (p_aggregate_id IS NULL) THEN 'its aggregate has a type or an id but not both'
         WHEN jsonb_typeof(p_headers) <> 'object' THEN 'its headers are not a JSON object'
         WHEN pg_column_size(p_headers) > 65536 THEN 'its headers are larger than 64 KiB'

@@ -15,7 +15,7 @@ DECLARE
     v_position bigint;
 BEGIN
     IF p_payload IS NULL OR (octet_length(p_tenant) <= 255) IS NOT TRUE OR (octet_length(p_topic) BETWEEN 1 AND 255) IS NOT TRUE
-       OR (octet_length(p_type) BETWEEN 1 AND 255) IS NOT TRUE OR octet_length(p_ordering_key) > 1024
+       OR (octet_length(p_type) BETWEEN 1 AND 255) IS NOT TRUE OR (octet_length(p_ordering_key) BETWEEN 1 AND 255) IS FALSE
        OR p_headers IS NOT NULL OR p_aggregate_type IS NOT NULL OR p_aggregate_id IS NOT NULL THEN
         PERFORM once.check_emit(p_topic, p_type, p_payload, p_ordering_key, p_aggregate_type, p_aggregate_id, p_headers, p_tenant);
     END IF;

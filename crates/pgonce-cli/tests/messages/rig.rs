@@ -14,7 +14,7 @@ pub const STREAM: &str = "SHOP";
 
 /// The sender takes from accounts and tells; the receiver gives to accounts what it was told, and notes every time that it did.
 const SENDER: &str = "CREATE TABLE account (id int PRIMARY KEY, sent bigint NOT NULL DEFAULT 0, n bigint NOT NULL DEFAULT 0);
-    INSERT INTO account SELECT n FROM generate_series(0, 19) n;
+    INSERT INTO account SELECT n FROM generate_series(0, 499) n;
     CREATE FUNCTION transfer(p_account int, p_amount bigint) RETURNS uuid LANGUAGE plpgsql AS $$
     DECLARE v_n bigint;
     BEGIN
