@@ -8,6 +8,7 @@ pub mod kafka;
 pub mod nats;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(any(feature = "amqp", feature = "kafka", feature = "nats", feature = "redis"))]
 mod template;
 
 use std::time::Duration;
@@ -99,23 +100,31 @@ fn opened<S: Sink + 'static>(
 }
 
 impl Verdict {
-    fn retry(reason: impl std::fmt::Display) -> Self {
+    /// Not now; the sink names no time.
+    #[must_use]
+    pub fn retry(reason: impl std::fmt::Display) -> Self {
         Self::Retry { reason: reason.to_string(), after: None }
     }
 
-    fn refused(reason: impl std::fmt::Display) -> Self {
+    /// Never.
+    #[must_use]
+    pub fn refused(reason: impl std::fmt::Display) -> Self {
         Self::Refused { reason: reason.to_string() }
     }
 
-    fn away(reason: impl std::fmt::Display) -> Self {
+    /// The sink itself is not there.
+    #[must_use]
+    pub fn away(reason: impl std::fmt::Display) -> Self {
         Self::Away { reason: reason.to_string() }
     }
 }
 
 /// What a sink says that was closed.
+#[cfg(any(feature = "amqp", feature = "kafka", feature = "nats", feature = "redis"))]
 const CLOSED: &str = "the sink is closed";
 
 #[cfg(test)]
+#[allow(clippy::expect_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
 

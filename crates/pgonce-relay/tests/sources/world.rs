@@ -59,9 +59,9 @@ impl Broker {
             Self::Redis(_) => {
                 let client = redis::Client::open(self.url()).unwrap();
                 let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-                let (pending, ..): (u64, Option<String>, Option<String>, Option<Vec<Vec<String>>>) =
+                let answer: Vec<redis::Value> =
                     redis::cmd("XPENDING").arg(topic).arg(CONSUMER).query_async(&mut connection).await.unwrap();
-                pending
+                redis::from_redis_value(answer[0].clone()).unwrap()
             }
         }
     }
