@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use pgonce_relay::{Message, Sink, Verdict, sink};
 use pgonce_testkit::eventually;
@@ -193,6 +194,29 @@ pub async fn a_killed_broker_is_away_and_comes_back(mut broker: Broker) {
     .await;
     let stored: BTreeSet<String> = stored_ids(&broker, &topic).await.into_iter().collect();
     assert_eq!(stored, ids(&sent), "nothing that was delivered is lost");
+}
+
+pub async fn a_broker_that_does_not_answer_is_away_in_time(broker: Broker) {
+    let topic = fresh("silent");
+    broker.prepare(&topic).await;
+    let sink = open(&broker, "");
+    assert_eq!(sink.send(&[message(&topic, 0)]).await, [Verdict::Delivered]);
+    let sent: Vec<Message> = (1..30).map(|number| message(&topic, number)).collect();
+    broker.stop_answering(true);
+    // Over a connection that was there, then over none.
+    for _ in 0..2 {
+        let began = Instant::now();
+        let verdicts = sink.send(&sent).await;
+        assert!(verdicts.iter().all(|verdict| matches!(verdict, Verdict::Away { .. })), "{verdicts:?}");
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+    broker.stop_answering(false);
+    in_the_end("the sink goes on", async || {
+        sink.send(&sent).await.iter().all(|verdict| *verdict == Verdict::Delivered)
+    })
+    .await;
+    let stored: BTreeSet<String> = stored_ids(&broker, &topic).await.into_iter().collect();
+    assert!(stored.is_superset(&ids(&sent)));
 }
 
 pub async fn what_was_delivered_outlives_a_kill(mut broker: Broker) {
