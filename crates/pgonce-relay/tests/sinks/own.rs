@@ -5,7 +5,7 @@ use pgonce_relay::{Sink, Verdict, sink};
 use crate::brokers::{Broker, Kind, fresh, message};
 
 fn open(broker: &Broker, settings: &str) -> Box<dyn Sink> {
-    sink::open(&format!("{}?timeout=4s&{settings}", broker.url())).unwrap().1
+    sink::open(&format!("{}?timeout=30s&{settings}", broker.url())).unwrap().1
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn redis_says_what_is_wrong() {
     redis(&broker, &["CONFIG", "SET", "maxmemory", "0"]).await;
 
     // No replica is there: nothing is delivered until one is.
-    let replicated = open(&broker, "replicas=1");
+    let replicated = open(&broker, "replicas=1&timeout=2s");
     let verdicts = replicated.send(&[message("orders", 5)]).await;
     assert!(matches!(&verdicts[..], [Verdict::Away { reason }] if reason.contains("0 of 1")), "{verdicts:?}");
 

@@ -31,7 +31,7 @@ impl Broker {
     }
 
     pub async fn publish(&self, messages: &[Message]) {
-        let sink = sink::open(&format!("{}?timeout=10s", self.url())).unwrap().1;
+        let sink = sink::open(&format!("{}?timeout=30s", self.url())).unwrap().1;
         assert_eq!(sink.send(messages).await, vec![Verdict::Delivered; messages.len()]);
         sink.close().await;
     }
