@@ -11,9 +11,13 @@ mod kafka;
 mod message;
 #[cfg(feature = "nats")]
 mod nats;
+#[cfg(feature = "redis")]
+mod redis;
 pub mod sink;
 pub mod source;
 mod target;
+#[cfg(any(feature = "amqp", feature = "nats", feature = "redis"))]
+mod tls;
 
 pub use envelope::{Encoded, Envelope, decode};
 pub use message::{Aggregate, Message};

@@ -36,6 +36,7 @@ struct State {
 
 impl Connector {
     pub(crate) fn of(target: &Target) -> Result<Self, TargetError> {
+        crate::tls::choose_provider();
         let servers = target.hosts.iter().map(|host| target.with_host(host).parse()).collect::<Result<_, _>>();
         let servers = servers.map_err(|_| TargetError("NATS cannot read the URL".into()))?;
         let credentials = match target.setting("creds") {

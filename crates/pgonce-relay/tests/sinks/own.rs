@@ -116,3 +116,17 @@ async fn redis_says_what_is_wrong() {
     let verdicts = sink.send(&[message("orders", 6)]).await;
     assert!(matches!(&verdicts[..], [Verdict::Away { .. }]), "{verdicts:?}");
 }
+
+#[tokio::test]
+async fn tls_with_a_broker_that_speaks_none_is_away() {
+    for kind in [Kind::Redis, Kind::Nats, Kind::Amqp] {
+        let Some(broker) = Broker::start(kind, false).await else { continue };
+        let url = match kind {
+            Kind::Redis => broker.url().replace("redis:", "rediss:") + "?timeout=5s",
+            Kind::Amqp => broker.url().replace("amqp:", "amqps:") + "?timeout=5s",
+            _ => broker.url() + "?tls=true&timeout=5s",
+        };
+        let verdicts = sink::open(&url).unwrap().1.send(&[message("orders", 1)]).await;
+        assert!(matches!(verdicts[..], [Verdict::Away { .. }]), "{kind:?}: {verdicts:?}");
+    }
+}

@@ -36,7 +36,7 @@ pub fn open(target: &Target, consumer: &str) -> Result<RedisSource, TargetError>
     }
     let ack_wait = target.duration("ack_wait", Duration::from_secs(1)..=Duration::from_secs(86_400))?;
     Ok(RedisSource {
-        client: Client::open(target.url.as_str()).map_err(|_| TargetError("Redis cannot read the URL".into()))?,
+        client: crate::redis::client(target)?,
         group: Group { stream, name: consumer.to_owned(), ack_wait: ack_wait.unwrap_or(ACK_WAIT) },
         timeout: target.timeout()?,
         permits: Arc::new(Semaphore::new(usize::from(prefetch(target)?))),
