@@ -123,13 +123,13 @@ impl Broker {
 }
 
 fn stored_in_kafka(config: &ClientConfig, topic: &str) -> Vec<Stored> {
-    let consumer: BaseConsumer = config.create().unwrap();
     let wait = Duration::from_secs(30);
-    // A broker that was stopped for long has lost its partitions for a moment.
-    let deadline = Instant::now() + wait;
-    let (low, high) = loop {
-        match consumer.fetch_watermarks(topic, 0, wait) {
-            Ok(marks) => break marks,
+    // A broker that was stopped for long has lost its partitions for a moment; a client remembers that.
+    let deadline = Instant::now() + wait * 2;
+    let (consumer, low, high) = loop {
+        let consumer: BaseConsumer = config.create().unwrap();
+        match consumer.fetch_watermarks(topic, 0, Duration::from_secs(5)) {
+            Ok((low, high)) => break (consumer, low, high),
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
     };
