@@ -4,6 +4,7 @@ mod coalesce;
 mod http;
 mod inbox;
 mod measure;
+mod relay;
 mod scenarios;
 mod work;
 
@@ -26,6 +27,9 @@ pub struct Arguments {
     /// The largest table of the growth scenario.
     #[arg(long, default_value_t = 10_000_000)]
     rows_max: u64,
+    /// A broker that runs, as nats://host:4222 or kafka://host:9092: measures its sink, and nothing else.
+    #[arg(long = "broker")]
+    brokers: Vec<String>,
     /// A PostgreSQL to measure on; a private one is started where none is given. The schema bench in it is replaced.
     #[arg(long, env = "BENCH_DATABASE_URL")]
     database_url: Option<String>,
@@ -44,6 +48,9 @@ impl Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if !arguments.brokers.is_empty() {
+        return relay::sinks(&arguments).await;
+    }
     let (url, _cluster) = scenarios::database(&arguments).await.context("no database to measure on")?;
     scenarios::prepare(&url).await?;
     if arguments.wants("write") {

@@ -375,7 +375,7 @@ pub async fn growth(arguments: &Arguments, url: &str) -> Result<()> {
 }
 
 fn arguments_like(arguments: &Arguments) -> Arguments {
-    Arguments { scenarios: Vec::new(), database_url: None, ..*arguments }
+    Arguments { scenarios: Vec::new(), brokers: Vec::new(), database_url: None, ..*arguments }
 }
 
 /// A proxy on loopback that holds every chunk back for a while, each way: half a round trip.

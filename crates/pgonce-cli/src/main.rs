@@ -99,8 +99,12 @@ impl std::error::Error for Found {}
 async fn main() -> ExitCode {
     #[cfg(feature = "failpoints")]
     failpoints::arm();
+    // Two providers are in the tree; whoever opens TLS first would otherwise have to choose, and does not.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let cli = Cli::parse();
-    log_to_stderr(if matches!(&cli.verb, Verb::Up(options) if options.demo) { "error" } else { "warn" });
+    // lapin tells bodies of returned messages.
+    let quiet = matches!(&cli.verb, Verb::Up(options) if options.demo);
+    log_to_stderr(if quiet { "error" } else { "warn,lapin=error" });
     match dispatch(cli).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Found>() => ExitCode::FAILURE,

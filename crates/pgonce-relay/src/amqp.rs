@@ -23,6 +23,7 @@ impl std::fmt::Debug for Connector {
 
 impl Connector {
     pub(crate) fn of(target: &Target) -> Result<Self, TargetError> {
+        crate::tls::choose_provider();
         let timeout = target.timeout()?;
         // `amqp://host/` would be a virtual host without a name; nobody means that.
         let uri = target.url.strip_suffix('/').unwrap_or(&target.url);

@@ -163,6 +163,7 @@ pub fn decode(content_type: Option<&str>, headers: Vec<(String, String)>, body: 
 }
 
 #[cfg(test)]
+#[allow(clippy::expect_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
 

@@ -14,10 +14,14 @@ mod kafka;
 mod message;
 #[cfg(feature = "nats")]
 mod nats;
+#[cfg(feature = "redis")]
+mod redis;
 pub mod relay;
 pub mod sink;
 pub mod source;
 mod target;
+#[cfg(any(feature = "amqp", feature = "nats", feature = "redis"))]
+mod tls;
 
 pub use consume::{Consumer, Intake};
 pub use envelope::{Encoded, Envelope, decode};

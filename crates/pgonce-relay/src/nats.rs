@@ -26,14 +26,17 @@ pub(crate) struct Link {
 }
 
 /// `losses` counts, so that a connection that was lost and came back between two looks is seen to be another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Default)]
 struct State {
     connected: bool,
     losses: u64,
+    /// What went wrong last: a wrong password, say.
+    said: String,
 }
 
 impl Connector {
     pub(crate) fn of(target: &Target) -> Result<Self, TargetError> {
+        crate::tls::choose_provider();
         let servers = target.hosts.iter().map(|host| target.with_host(host).parse()).collect::<Result<_, _>>();
         let servers = servers.map_err(|_| TargetError("NATS cannot read the URL".into()))?;
         let credentials = match target.setting("creds") {
@@ -63,6 +66,14 @@ impl Connector {
             .reconnect_delay_callback(|attempts| Duration::from_millis(if attempts < 2 { 20 } else { 250 }.min(1_000)))
             .event_callback(move |event| {
                 sender.send_if_modified(|state| match event {
+                    Event::ServerError(error) => {
+                        state.said = error.to_string();
+                        false
+                    }
+                    Event::ClientError(error) => {
+                        state.said = error.to_string();
+                        false
+                    }
                     Event::Connected => !std::mem::replace(&mut state.connected, true),
                     Event::Disconnected | Event::Closed => {
                         state.losses += 1;
@@ -85,7 +96,11 @@ impl Link {
         match tokio::time::timeout(limit, state.wait_for(|state| state.connected)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err("the connection is closed".into()),
-            Err(_) => Err(format!("not connected after {} s", limit.as_secs())),
+            Err(_) => {
+                let said = &self.state.borrow().said;
+                let because = if said.is_empty() { String::new() } else { format!(": {said}") };
+                Err(format!("not connected after {} s{because}", limit.as_secs()))
+            }
         }
     }
 

@@ -190,6 +190,7 @@ fn read_duration(text: &str) -> Option<Duration> {
 }
 
 #[cfg(test)]
+#[allow(clippy::expect_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
 

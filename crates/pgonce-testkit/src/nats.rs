@@ -48,6 +48,16 @@ impl NatsServer {
         }
     }
 
+    /// SIGSTOP: it takes connections and answers nothing.
+    pub fn stop_answering(&self) {
+        self.running.as_ref().expect("a server that was not killed").signal("-STOP");
+    }
+
+    /// SIGCONT, after `stop_answering`.
+    pub fn resume(&self) {
+        self.running.as_ref().expect("a server that was not killed").signal("-CONT");
+    }
+
     /// Starts it again on the same port, with what it had stored.
     pub fn restart(&mut self) {
         self.kill();

@@ -10,6 +10,7 @@ pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod stdout;
+#[cfg(any(feature = "amqp", feature = "kafka", feature = "nats", feature = "redis"))]
 mod template;
 #[cfg(feature = "webhook")]
 pub mod webhook;
@@ -116,23 +117,31 @@ impl Verdict {
         }
     }
 
-    fn retry(reason: impl std::fmt::Display) -> Self {
+    /// Not now; the sink names no time.
+    #[must_use]
+    pub fn retry(reason: impl std::fmt::Display) -> Self {
         Self::Retry { reason: reason.to_string(), after: None }
     }
 
-    fn refused(reason: impl std::fmt::Display) -> Self {
+    /// Never.
+    #[must_use]
+    pub fn refused(reason: impl std::fmt::Display) -> Self {
         Self::Refused { reason: reason.to_string() }
     }
 
-    fn away(reason: impl std::fmt::Display) -> Self {
+    /// The sink itself is not there.
+    #[must_use]
+    pub fn away(reason: impl std::fmt::Display) -> Self {
         Self::Away { reason: reason.to_string() }
     }
 }
 
 /// What a sink says that was closed.
+#[cfg(any(feature = "amqp", feature = "kafka", feature = "nats", feature = "redis"))]
 const CLOSED: &str = "the sink is closed";
 
 #[cfg(test)]
+#[allow(clippy::expect_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
 

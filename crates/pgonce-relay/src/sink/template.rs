@@ -41,6 +41,7 @@ impl Template {
 }
 
 #[cfg(test)]
+#[allow(clippy::expect_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
 

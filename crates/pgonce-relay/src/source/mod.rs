@@ -116,6 +116,7 @@ impl SourceError {
 }
 
 #[cfg(all(test, feature = "nats", feature = "amqp", feature = "kafka", feature = "redis"))]
+#[allow(clippy::expect_used, reason = "a test that cannot go on should stop, loudly")]
 mod tests {
     use super::*;
 

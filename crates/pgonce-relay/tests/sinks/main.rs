@@ -51,5 +51,6 @@ every_sink! {
     nowhere_to_go: false;
     a_closed_sink_is_away: false;
     a_killed_broker_is_away_and_comes_back: true;
+    a_broker_that_does_not_answer_is_away_in_time: true;
     what_was_delivered_outlives_a_kill: true;
 }

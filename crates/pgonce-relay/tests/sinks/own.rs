@@ -5,7 +5,7 @@ use pgonce_relay::{Sink, Verdict, sink};
 use crate::brokers::{Broker, Kind, fresh, message};
 
 fn open(broker: &Broker, settings: &str) -> Box<dyn Sink> {
-    sink::open(&format!("{}?timeout=4s&{settings}", broker.url())).unwrap().1
+    sink::open(&format!("{}?timeout=30s&{settings}", broker.url())).unwrap().1
 }
 
 #[tokio::test]
@@ -108,11 +108,25 @@ async fn redis_says_what_is_wrong() {
     redis(&broker, &["CONFIG", "SET", "maxmemory", "0"]).await;
 
     // No replica is there: nothing is delivered until one is.
-    let replicated = open(&broker, "replicas=1");
+    let replicated = open(&broker, "replicas=1&timeout=2s");
     let verdicts = replicated.send(&[message("orders", 5)]).await;
     assert!(matches!(&verdicts[..], [Verdict::Away { reason }] if reason.contains("0 of 1")), "{verdicts:?}");
 
     redis(&broker, &["REPLICAOF", "127.0.0.1", "1"]).await;
     let verdicts = sink.send(&[message("orders", 6)]).await;
     assert!(matches!(&verdicts[..], [Verdict::Away { .. }]), "{verdicts:?}");
+}
+
+#[tokio::test]
+async fn tls_with_a_broker_that_speaks_none_is_away() {
+    for kind in [Kind::Redis, Kind::Nats, Kind::Amqp] {
+        let Some(broker) = Broker::start(kind, false).await else { continue };
+        let url = match kind {
+            Kind::Redis => broker.url().replace("redis:", "rediss:") + "?timeout=5s",
+            Kind::Amqp => broker.url().replace("amqp:", "amqps:") + "?timeout=5s",
+            _ => broker.url() + "?tls=true&timeout=5s",
+        };
+        let verdicts = sink::open(&url).unwrap().1.send(&[message("orders", 1)]).await;
+        assert!(matches!(verdicts[..], [Verdict::Away { .. }]), "{kind:?}: {verdicts:?}");
+    }
 }

@@ -1,7 +1,7 @@
 //! What a broker has stored, read by its own client and not by ours.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use lapin::options::BasicGetOptions;
@@ -37,6 +37,21 @@ impl Stored {
 }
 
 impl Broker {
+    /// SIGSTOP, and with `false` SIGCONT: it is there, and answers nothing.
+    pub fn stop_answering(&self, stopped: bool) {
+        macro_rules! signal {
+            ($server:expr) => {
+                if stopped { $server.stop_answering() } else { $server.resume() }
+            };
+        }
+        match self {
+            Self::Nats(server) => signal!(server),
+            Self::Amqp(server) => signal!(server.as_ref().unwrap()),
+            Self::Kafka(server) => signal!(server.as_ref().unwrap()),
+            Self::Redis(server) => signal!(server),
+        }
+    }
+
     /// All that the broker has of a topic.
     pub async fn stored(&self, topic: &str) -> Vec<Stored> {
         match self {
@@ -108,9 +123,16 @@ impl Broker {
 }
 
 fn stored_in_kafka(config: &ClientConfig, topic: &str) -> Vec<Stored> {
-    let consumer: BaseConsumer = config.create().unwrap();
     let wait = Duration::from_secs(30);
-    let (low, high) = consumer.fetch_watermarks(topic, 0, wait).unwrap();
+    // A broker that was stopped for long has lost its partitions for a moment; a client remembers that.
+    let deadline = Instant::now() + wait * 2;
+    let (consumer, low, high) = loop {
+        let consumer: BaseConsumer = config.create().unwrap();
+        match consumer.fetch_watermarks(topic, 0, Duration::from_secs(5)) {
+            Ok((low, high)) => break (consumer, low, high),
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    };
     let mut from = TopicPartitionList::new();
     from.add_partition_offset(topic, 0, Offset::Beginning).unwrap();
     consumer.assign(&from).unwrap();

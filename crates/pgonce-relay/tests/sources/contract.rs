@@ -54,7 +54,7 @@ pub async fn what_was_not_acknowledged_comes_again(broker: Broker) {
     let sent = some(&topic, 6);
     broker.publish(&sent).await;
 
-    let mut source = broker.source(&topic, "");
+    let mut source = broker.source(&topic, broker.soon_again());
     let mut deliveries = receive(&mut source, 6).await;
     // The second and the last are acknowledged, the others not: then it is gone.
     for at in [5, 1] {
@@ -65,7 +65,7 @@ pub async fn what_was_not_acknowledged_comes_again(broker: Broker) {
     drop(source);
 
     let wanted: BTreeSet<String> = [0, 2, 3, 4].map(|at: usize| sent[at].id.clone()).into();
-    let mut source = broker.source(&topic, "");
+    let mut source = broker.source(&topic, broker.soon_again());
     let mut again = BTreeSet::new();
     while !again.is_superset(&wanted) {
         for delivery in next(&mut source, 10).await {
@@ -115,9 +115,7 @@ pub async fn no_more_than_prefetch_are_out(broker: Broker) {
     broker.prepare(&topic).await;
     let sent = some(&topic, 40);
     broker.publish(&sent).await;
-    let wait =
-        if matches!(broker.kind(), Kind::Nats | Kind::Redis) { "&prefetch=5&ack_wait=60s" } else { "&prefetch=5" };
-    let mut source = broker.source(&topic, wait);
+    let mut source = broker.source(&topic, "&prefetch=5");
     let mut out = receive(&mut source, 5).await;
     let more = tokio::time::timeout(Duration::from_millis(700), source.next(10)).await;
     assert!(more.is_err(), "a sixth came: {more:?}");
@@ -211,7 +209,7 @@ pub async fn a_killed_broker_goes_on_where_it_was(mut broker: Broker) {
     broker.prepare(&topic).await;
     let sent = some(&topic, 60);
     broker.publish(&sent).await;
-    let mut source = broker.source(&topic, "&prefetch=20");
+    let mut source = broker.source(&topic, &format!("&prefetch=20{}", broker.soon_again()));
     let mut done = BTreeSet::new();
     for delivery in receive(&mut source, 10).await {
         done.insert(delivery.message.id.clone());

@@ -17,13 +17,18 @@ impl Broker {
     /// The consumer's source on what [`Broker::prepare`] made.
     pub fn source(&self, topic: &str, more: &str) -> Box<dyn Source> {
         let url = match self.kind() {
-            Kind::Nats => format!("{}/{topic}?ack_wait=1s", self.url()),
+            Kind::Nats => format!("{}/{topic}?timeout=30s", self.url()),
             Kind::Amqp => format!("{}?queue={topic}", self.url()),
             Kind::Kafka => format!("{}?topic={topic}", self.url()),
-            Kind::Redis => format!("{}?stream={topic}&ack_wait=1s", self.url()),
+            Kind::Redis => format!("{}?stream={topic}", self.url()),
         };
         // Groups of Kafka are one for the whole broker: the topic makes it this test's own.
         source::open(&format!("{url}{more}"), &self.consumer(topic)).unwrap().1
+    }
+
+    /// Settings under which a delivery that was not ended comes again soon, where the broker waits for that.
+    pub fn soon_again(&self) -> &'static str {
+        if matches!(self.kind(), Kind::Nats | Kind::Redis) { "&ack_wait=1s" } else { "" }
     }
 
     fn consumer(&self, topic: &str) -> String {
@@ -31,7 +36,7 @@ impl Broker {
     }
 
     pub async fn publish(&self, messages: &[Message]) {
-        let sink = sink::open(&format!("{}?timeout=10s", self.url())).unwrap().1;
+        let sink = sink::open(&format!("{}?timeout=30s", self.url())).unwrap().1;
         assert_eq!(sink.send(messages).await, vec![Verdict::Delivered; messages.len()]);
         sink.close().await;
     }
@@ -59,9 +64,9 @@ impl Broker {
             Self::Redis(_) => {
                 let client = redis::Client::open(self.url()).unwrap();
                 let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-                let (pending, ..): (u64, Option<String>, Option<String>, Option<Vec<Vec<String>>>) =
+                let answer: Vec<redis::Value> =
                     redis::cmd("XPENDING").arg(topic).arg(CONSUMER).query_async(&mut connection).await.unwrap();
-                pending
+                redis::from_redis_value(answer[0].clone()).unwrap()
             }
         }
     }

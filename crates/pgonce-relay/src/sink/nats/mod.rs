@@ -7,8 +7,10 @@ use std::time::Duration;
 use async_nats::jetstream::context::{ContextBuilder, PublishAckFuture, PublishError, PublishErrorKind};
 use async_nats::jetstream::{self, ErrorCode, message::PublishMessage};
 use async_nats::{Client, HeaderMap, HeaderName, HeaderValue};
+use futures_util::FutureExt as _;
 use futures_util::future::{self, BoxFuture};
 use tokio::sync::{OnceCell, Semaphore};
+use tokio::time::Instant;
 
 use super::template::Template;
 use super::{CLOSED, Sink, Verdict};
@@ -92,10 +94,13 @@ impl NatsSink {
         if let Err(error) = link.connected(self.timeout).await {
             return all(Verdict::away(error));
         }
+        let deadline = Instant::now() + self.timeout;
         let lost = link.lost();
         let mut sent = Vec::with_capacity(messages.len());
         for message in messages {
-            sent.push(self.publish(context, message).await);
+            // The client's queue is full where the server takes nothing any more.
+            let publish = tokio::time::timeout_at(deadline, self.publish(context, message));
+            sent.push(publish.await.unwrap_or_else(|_| Err(Verdict::away(LATE))));
         }
         let acknowledged = async |sent: Result<(String, PublishAckFuture), Verdict>| match sent {
             Ok((subject, future)) => {
@@ -103,7 +108,14 @@ impl NatsSink {
             }
             Err(verdict) => verdict,
         };
-        collect(sent.into_iter().map(acknowledged), lost).await
+        // One limit for all of them: the client's own begins with each that is waited for.
+        let end = async {
+            tokio::select! {
+                () = lost => LOST,
+                () = tokio::time::sleep_until(deadline) => LATE,
+            }
+        };
+        collect(sent.into_iter().map(acknowledged), end).await
     }
 
     async fn connect(&self) -> Result<(Link, Arc<jetstream::Context>), String> {
@@ -139,30 +151,33 @@ impl NatsSink {
     }
 }
 
-/// Waits for all answers; those that are not there when the connection is lost will not come any more.
-async fn collect(answers: impl Iterator<Item = impl Future<Output = Verdict>>, lost: impl Future) -> Vec<Verdict> {
+/// Waits for all answers; those that are not there at the end, which says why, will not be waited for any more.
+async fn collect(
+    answers: impl Iterator<Item = impl Future<Output = Verdict>>,
+    end: impl Future<Output = &'static str>,
+) -> Vec<Verdict> {
     let mut verdicts = Vec::with_capacity(answers.size_hint().0);
-    let mut lost = std::pin::pin!(lost);
-    let mut gone = false;
+    let mut end = std::pin::pin!(end);
+    let mut ended = None;
     for answer in answers {
-        let answer = std::pin::pin!(answer);
-        verdicts.push(if gone {
-            // It may have come before the loss: looked at once.
-            futures_util::FutureExt::now_or_never(answer).unwrap_or_else(|| Verdict::away(LOST))
-        } else {
-            match future::select(answer, lost.as_mut()).await {
-                future::Either::Left((verdict, _)) => verdict,
-                future::Either::Right((_, answer)) => {
-                    gone = true;
-                    futures_util::FutureExt::now_or_never(answer).unwrap_or_else(|| Verdict::away(LOST))
+        let mut answer = std::pin::pin!(answer);
+        if ended.is_none() {
+            match future::select(answer.as_mut(), end.as_mut()).await {
+                future::Either::Left((verdict, _)) => {
+                    verdicts.push(verdict);
+                    continue;
                 }
+                future::Either::Right((why, _)) => ended = Some(why),
             }
-        });
+        }
+        // It may have come before the end: looked at once.
+        verdicts.push(answer.now_or_never().unwrap_or_else(|| Verdict::away(ended.unwrap_or(LATE))));
     }
     verdicts
 }
 
 const LOST: &str = "the connection was lost before the acknowledgement came";
+const LATE: &str = "no acknowledgement in time";
 
 fn context(client: Client, timeout: Duration, in_flight: usize) -> jetstream::Context {
     ContextBuilder::new()
@@ -184,7 +199,7 @@ fn verdict(error: &PublishError, subject: &str) -> Verdict {
     match error.kind() {
         PublishErrorKind::MaxPayloadExceeded => Verdict::refused(error),
         PublishErrorKind::StreamNotFound => Verdict::away(format!("no stream takes the subject {subject:?}")),
-        PublishErrorKind::TimedOut => Verdict::away("no acknowledgement in time"),
+        PublishErrorKind::TimedOut => Verdict::away(LATE),
         PublishErrorKind::WrongLastMessageId | PublishErrorKind::WrongLastSequence => Verdict::refused(error),
         _ => match std::error::Error::source(error).and_then(|source| source.downcast_ref::<jetstream::Error>()) {
             Some(said) => match said.error_code() {

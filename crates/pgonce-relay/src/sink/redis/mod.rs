@@ -53,7 +53,7 @@ static ADD: LazyLock<Script> = LazyLock::new(|| {
 pub fn open(target: &Target) -> Result<RedisSink, TargetError> {
     let dedup = target.duration("dedup", Duration::from_secs(1)..=Duration::from_secs(366 * 86_400))?;
     Ok(RedisSink {
-        client: Client::open(target.url.as_str()).map_err(|_| TargetError("Redis cannot read the URL".into()))?,
+        client: crate::redis::client(target)?,
         stream: Template::of(target, "stream")?,
         envelope: target.envelope()?,
         timeout: target.timeout()?,

@@ -36,7 +36,7 @@ pub fn open(target: &Target, consumer: &str) -> Result<RedisSource, TargetError>
     }
     let ack_wait = target.duration("ack_wait", Duration::from_secs(1)..=Duration::from_secs(86_400))?;
     Ok(RedisSource {
-        client: Client::open(target.url.as_str()).map_err(|_| TargetError("Redis cannot read the URL".into()))?,
+        client: crate::redis::client(target)?,
         group: Group { stream, name: consumer.to_owned(), ack_wait: ack_wait.unwrap_or(ACK_WAIT) },
         timeout: target.timeout()?,
         permits: Arc::new(Semaphore::new(usize::from(prefetch(target)?))),
@@ -176,7 +176,8 @@ async fn permits(free: Arc<Semaphore>, max: usize) -> Result<Vec<OwnedSemaphoreP
     Ok(permits)
 }
 
-type Fields = Vec<(String, Vec<u8>)>;
+/// An entry as Redis writes it: its id and its fields.
+type Raw = (String, Vec<(String, Vec<u8>)>);
 
 impl Group {
     /// Entries that nobody has had.
@@ -188,7 +189,7 @@ impl Group {
         let mut command = redis::cmd("XREADGROUP");
         command.arg("GROUP").arg(&self.name).arg(MEMBER).arg("COUNT").arg(permits.len());
         command.arg("BLOCK").arg(BLOCK.as_millis() as u64).arg("STREAMS").arg(&self.stream).arg(">");
-        let streams: Option<Vec<(String, Vec<(String, Fields)>)>> = command.query_async(&mut link).await?;
+        let streams: Option<Vec<(String, Vec<Raw>)>> = command.query_async(&mut link).await?;
         let entries = streams.into_iter().flatten().flat_map(|(_, entries)| entries);
         Ok(permitted(entries, permits, false))
     }
@@ -202,18 +203,15 @@ impl Group {
         let mut command = redis::cmd("XAUTOCLAIM");
         command.arg(&self.stream).arg(&self.name).arg(MEMBER).arg(self.ack_wait.as_millis() as u64);
         command.arg("0-0").arg("COUNT").arg(permits.len());
-        // Before Redis 7 there is no list of those whose entries are deleted.
-        let (_, entries, _): (String, Vec<Option<(String, Fields)>>, Option<Vec<String>>) =
-            command.query_async(&mut link).await?;
+        // Where to go on, the entries, and from Redis 7 on those that are deleted.
+        let answer: Vec<redis::Value> = command.query_async(&mut link).await?;
+        let entries = answer.into_iter().nth(1).unwrap_or_default();
+        let entries: Vec<Option<Raw>> = redis::from_redis_value(entries)?;
         Ok(permitted(entries.into_iter().flatten(), permits, true))
     }
 }
 
-fn permitted(
-    entries: impl Iterator<Item = (String, Fields)>,
-    permits: Vec<OwnedSemaphorePermit>,
-    redelivered: bool,
-) -> Vec<Entry> {
+fn permitted(entries: impl Iterator<Item = Raw>, permits: Vec<OwnedSemaphorePermit>, redelivered: bool) -> Vec<Entry> {
     entries.zip(permits).map(|((id, fields), permit)| Entry { id, fields, redelivered, permit }).collect()
 }
 
