@@ -4,6 +4,7 @@ mod coalesce;
 mod http;
 mod inbox;
 mod measure;
+mod outbox;
 mod relay;
 mod scenarios;
 mod work;
@@ -16,7 +17,7 @@ use clap::Parser;
 /// Prints what a protected write costs against an unprotected one.
 #[derive(Debug, Parser)]
 pub struct Arguments {
-    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, inbox, http. All if none is named.
+    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, emit, relay, inbox, http. All if none is named.
     scenarios: Vec<String>,
     /// Seconds a contender runs in each round.
     #[arg(long, default_value_t = 3.0)]
@@ -76,6 +77,12 @@ async fn main() -> Result<()> {
     }
     if arguments.wants("growth") {
         scenarios::growth(&arguments, &url).await?;
+    }
+    if arguments.wants("emit") {
+        outbox::emit(&arguments, &url).await?;
+    }
+    if arguments.wants("relay") {
+        outbox::relay(&arguments, &url).await?;
     }
     if arguments.wants("inbox") {
         inbox::inbox(&arguments, &url).await?;

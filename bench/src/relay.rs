@@ -73,7 +73,7 @@ pub async fn raw_nats(url: &str, messages: usize) -> Result<Duration> {
 }
 
 /// A stream on the broker's disk, and the one subject that it takes, which is also its name.
-async fn nats_stream(context: &async_nats::jetstream::Context) -> Result<String> {
+pub async fn nats_stream(context: &async_nats::jetstream::Context) -> Result<String> {
     let name = format!("bench-{}", Uuid::new_v4().simple());
     let config = stream::Config { name: name.clone(), subjects: vec![name.clone()], ..stream::Config::default() };
     context.create_stream(config).await?;
@@ -106,7 +106,7 @@ pub async fn raw_kafka(url: &str, messages: usize) -> Result<Duration> {
     Ok(began.elapsed())
 }
 
-fn kafka_config(url: &str) -> ClientConfig {
+pub fn kafka_config(url: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
     config
         .set("bootstrap.servers", url.trim_start_matches("kafka://").trim_end_matches('/'))
@@ -116,7 +116,7 @@ fn kafka_config(url: &str) -> ClientConfig {
     config
 }
 
-async fn kafka_topic(config: &ClientConfig) -> Result<String> {
+pub async fn kafka_topic(config: &ClientConfig) -> Result<String> {
     let admin: AdminClient<DefaultClientContext> = config.create()?;
     let topic = format!("bench-{}", Uuid::new_v4().simple());
     let new = [NewTopic::new(&topic, 1, TopicReplication::Fixed(1))];

@@ -1,10 +1,12 @@
 //! Handlers in other languages: a SQL function, whose effect commits with the message's end, or an HTTP service.
 
+#[cfg(feature = "webhook")]
 use std::time::Duration;
 
 use base64::Engine as _;
 use pgonce::{Failure, Handled, MessageTx, StoredMessage};
 use serde_json::{Value, json};
+#[cfg(feature = "webhook")]
 use sha2::{Digest as _, Sha256};
 use tokio_postgres::types::Type;
 

@@ -30,11 +30,12 @@ pub(crate) struct Lane {
     pub cursor: Cursor,
 }
 
-/// Where a message is in the log.
+/// Where a message is in the log, and in which lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub position: i64,
     pub xid: i64,
+    pub lane: i16,
 }
 
 /// A message that the sink did not take.
@@ -122,7 +123,7 @@ impl Log {
         cursor: &Cursor,
         limit: i32,
     ) -> Asked<(String, Vec<Place>)> {
-        let sql = "SELECT target, position, xid FROM once.outbox_difference($1, $2, $3::text::pg_snapshot,
+        let sql = "SELECT target, position, xid, lane FROM once.outbox_difference($1, $2, $3::text::pg_snapshot,
             $4::text::pg_snapshot, $5, $6)";
         let after = cursor.position.unwrap_or(-1);
         let rows = self
@@ -143,7 +144,7 @@ impl Log {
         let mut places = Vec::with_capacity(rows.len());
         for row in &rows {
             if let Some(position) = row.try_get(1)? {
-                places.push(Place { position, xid: row.try_get(2)? });
+                places.push(Place { position, xid: row.try_get(2)?, lane: row.try_get(3)? });
             }
         }
         Ok((target, places))
@@ -239,7 +240,7 @@ impl Log {
         let sql = "SELECT position, xid, rate FROM once.continue_replay($1, $2)";
         let rows = self.client.query_typed(sql, &[(&id, Type::INT8), (&claim_id, Type::UUID)]).await?;
         let rate = rows.first().map_or(Ok(None), |row| row.try_get(2))?;
-        let places = rows.iter().map(|row| Ok(Place { position: row.try_get(0)?, xid: row.try_get(1)? }));
+        let places = rows.iter().map(|row| Ok(Place { position: row.try_get(0)?, xid: row.try_get(1)?, lane: 0 }));
         Ok((places.collect::<Asked<_>>()?, rate))
     }
 

@@ -138,12 +138,34 @@ pub async fn run(
                 tracing::warn!(sink = %sink_settings.name, %error, "interrupted; nothing is lost, trying again")
             }
         }
-        tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => return Ok(finished),
-            () = tokio::time::sleep(jitter(pause)) => {}
+        let stopping = tokio::select! {
+            () = told_to_stop(&mut stop) => true,
+            () = tokio::time::sleep(jitter(pause)) => false,
+        };
+        if stopping {
+            say_goodbye(settings, &sink_settings.name).await;
+            return Ok(finished);
         }
         pause = (pause * 2).min(Duration::from_secs(5));
     }
+}
+
+/// Resolves when somebody says so; never, where nobody is left to say it.
+pub(crate) async fn told_to_stop(stop: &mut watch::Receiver<bool>) {
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Told to stop while the connection was broken: the lanes are given back by another one, if that can be had soon. Else they
+/// are free when their lease is over.
+async fn say_goodbye(settings: &RelaySettings, sink: &str) {
+    let goodbye = async {
+        if let Ok(log) = log::Log::connect(&settings.database_url).await {
+            let _ = log.drop_lanes(sink, &settings.relay, None).await;
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(2), goodbye).await;
 }
 
 /// Whether the database may take it another time.

@@ -1,6 +1,5 @@
 //! Sends again what a sink got before: asked for by an operator, recorded, resumable.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,7 +55,7 @@ impl Replay {
             }
             for batch in places.chunks(BATCH) {
                 let started = Instant::now();
-                let mut rounds = Rounds::new(log.messages(batch).await?, batch, &HashSet::new());
+                let mut rounds = Rounds::new(log.messages(batch).await?, batch, |_, _| false);
                 if !send(&mut rounds, &sink, &stop).await {
                     return Ok(progress);
                 }

@@ -2,7 +2,7 @@
 //! out when the one before it has arrived. Keys do not wait for each other: one that fails is set aside with
 //! everything behind it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use super::log::{Held, Place};
 use crate::{Message, Verdict};
@@ -31,8 +31,8 @@ pub(super) enum Round {
 }
 
 impl Rounds {
-    /// `blocked` are keys that have something held from before: whatever comes for them queues behind it.
-    pub fn new(messages: Vec<Message>, places: &[Place], blocked: &HashSet<(String, String)>) -> Self {
+    /// `is_blocked` knows the keys that have something held from before: whatever comes for them queues behind it.
+    pub fn new(messages: Vec<Message>, places: &[Place], is_blocked: impl Fn(&str, &str) -> bool) -> Self {
         let mut rounds = Self {
             places: places.to_vec(),
             queues: VecDeque::new(),
@@ -44,7 +44,7 @@ impl Rounds {
         let mut by_key: HashMap<(&str, &str), usize> = HashMap::with_capacity(messages.len());
         for (index, message) in messages.iter().enumerate() {
             let (tenant, key) = message.lane_key();
-            if !blocked.is_empty() && blocked.contains(&(tenant.to_owned(), key.to_owned())) {
+            if is_blocked(tenant, key) {
                 rounds.held.push(rounds.hold(index, "behind", None, None));
                 continue;
             }
@@ -117,7 +117,7 @@ impl Rounds {
     }
 
     fn hold(&self, index: usize, state: &'static str, error: Option<String>, delay_ms: Option<i64>) -> Held {
-        let Place { position, xid } = self.places[index];
+        let Place { position, xid, .. } = self.places[index];
         Held { position, xid, state, error, delay_ms }
     }
 
@@ -136,9 +136,9 @@ mod tests {
     }
 
     fn rounds(messages: &[(&str, Option<&str>)], blocked: &[&str]) -> Rounds {
-        let places: Vec<Place> = (0..messages.len()).map(|n| Place { position: n as i64, xid: 1 }).collect();
-        let blocked = blocked.iter().map(|key| (String::new(), (*key).to_owned())).collect();
-        Rounds::new(messages.iter().map(|(id, key)| message(id, *key)).collect(), &places, &blocked)
+        let places: Vec<Place> = (0..messages.len()).map(|n| Place { position: n as i64, xid: 1, lane: 0 }).collect();
+        let is_blocked = |_: &str, key: &str| blocked.contains(&key);
+        Rounds::new(messages.iter().map(|(id, key)| message(id, *key)).collect(), &places, is_blocked)
     }
 
     fn ids(rounds: &Rounds) -> Vec<String> {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{OptionFuture, join};
+use futures_util::future::{OptionFuture, join, join_all};
 use tokio::sync::watch;
 use tracing::Instrument as _;
 use uuid::Uuid;
@@ -12,12 +12,14 @@ use uuid::Uuid;
 use super::holding::Keeper;
 use super::log::{Cursor, Due, Held, Lag, Log, Place, is_lost};
 use super::rounds::{Round, Rounds};
-use super::{Finished, RelaySettings, SinkSettings, backoff, jitter};
+use super::{Finished, RelaySettings, SinkSettings, backoff, jitter, told_to_stop};
 use crate::sink::Sink;
 use crate::{Message, Verdict};
 
 /// Places of a difference that are held in memory at once: 16 bytes each.
 const PLACES_MAX: i32 = 500_000;
+/// Parts of a difference that are sent side by side.
+const STREAMS_MAX: usize = 4;
 /// How often the cursor follows when there is nothing that this sink wants.
 const FOLLOW_EVERY: Duration = Duration::from_secs(30);
 
@@ -39,6 +41,34 @@ pub(super) struct Session<'a> {
 }
 
 type Worked<T> = Result<T, pgonce::Error>;
+
+/// What became of some lanes' part of a difference.
+struct Stream {
+    lanes: Vec<(i16, Uuid)>,
+    reached: Reached,
+    blocked: Vec<(String, String)>,
+    delivered: u64,
+    failed: Option<Stopped>,
+}
+
+/// How far it is recorded.
+enum Reached {
+    Nothing,
+    Position(i64),
+    All,
+}
+
+impl Reached {
+    fn apply(&self, cursor: &mut Cursor, target: &str) {
+        match self {
+            Self::Nothing => {}
+            Self::Position(position) => {
+                (cursor.target, cursor.position) = (Some(target.to_owned()), Some(*position));
+            }
+            Self::All => *cursor = Cursor { delivered: target.to_owned(), target: None, position: None },
+        }
+    }
+}
 
 /// Why a piece of work was not finished: nothing of it is recorded.
 enum Stopped {
@@ -97,7 +127,7 @@ impl<'a> Session<'a> {
             }
             pause = (pause * 2).clamp(Duration::from_millis(1), self.settings.poll_max);
             tokio::select! {
-                _ = stop.wait_for(|stop| *stop) => {}
+                () = told_to_stop(stop) => {}
                 () = self.signal.wait() => {}
                 () = tokio::time::sleep(pause) => {}
             }
@@ -195,53 +225,91 @@ impl<'a> Session<'a> {
         if places.is_empty() {
             if cursor.target.is_some() || (self.followed.elapsed() > FOLLOW_EVERY && target != cursor.delivered) {
                 self.followed = Instant::now();
-                self.record(&lanes, &claims, &target, None, &[]).await?;
+                self.log.advance(self.name, &lanes, &claims, &target, None, &[]).await?;
+                for lane in &lanes {
+                    if let Some((_, cursor)) = self.lanes.get_mut(lane) {
+                        Reached::All.apply(cursor, &target);
+                    }
+                }
             }
             return Ok(false);
         }
         let whole = places.len() < usize::try_from(PLACES_MAX).unwrap_or_default();
+        // Lanes share no key: each stream of them is sent and recorded by itself, and none waits for another's
+        // acknowledgements. Few messages are one stream: a record is a commit.
+        let streams = if places.len() <= self.settings.batch_max { 1 } else { STREAMS_MAX.min(group.len()) };
+        let ended = join_all((0..streams).map(|number| {
+            let lanes: Vec<(i16, Uuid)> = group.iter().copied().skip(number).step_by(streams).collect();
+            let mine =
+                places.iter().copied().filter(|place| lanes.iter().any(|(lane, _)| *lane == place.lane)).collect();
+            self.stream(lanes, mine, &target, whole, stop)
+        }))
+        .await;
+        let mut failed = None;
+        for stream in ended {
+            finished.delivered += stream.delivered;
+            self.blocked.extend(stream.blocked);
+            for (lane, _) in &stream.lanes {
+                if let Some((_, cursor)) = self.lanes.get_mut(lane) {
+                    stream.reached.apply(cursor, &target);
+                }
+            }
+            failed = failed.or(stream.failed);
+        }
+        failed.map_or(Ok(true), Err)
+    }
+
+    /// Some lanes' part of a difference: batch after batch, each recorded when it was sent.
+    async fn stream(
+        &self,
+        lanes: Vec<(i16, Uuid)>,
+        places: Vec<Place>,
+        target: &str,
+        whole: bool,
+        stop: &watch::Receiver<bool>,
+    ) -> Stream {
+        let mut stream = Stream { lanes, reached: Reached::Nothing, blocked: Vec::new(), delivered: 0, failed: None };
+        stream.failed = self.carry(&mut stream, &places, target, whole, stop).await.err();
+        stream
+    }
+
+    async fn carry(
+        &self,
+        stream: &mut Stream,
+        places: &[Place],
+        target: &str,
+        whole: bool,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<(), Stopped> {
+        let (lanes, claims): (Vec<i16>, Vec<Uuid>) = stream.lanes.iter().copied().unzip();
         let mut batches = places.chunks(self.settings.batch_max.clamp(1, 10_000)).peekable();
         let mut next = match batches.peek() {
             Some(batch) => self.log.messages(batch).await?,
-            None => Vec::new(),
+            // Nothing of the difference is in these lanes.
+            None if whole => {
+                self.log.advance(self.name, &lanes, &claims, target, None, &[]).await?;
+                stream.reached = Reached::All;
+                return Ok(());
+            }
+            None => return Ok(()),
         };
         while let Some(batch) = batches.next() {
             let messages = std::mem::take(&mut next);
             // The next batch is read while this one is sent.
             let read = OptionFuture::from(batches.peek().map(|batch| self.log.messages(batch)));
-            let (sent, read) = join(self.send(messages, batch, stop), read).await;
+            let (sent, read) = join(self.send(messages, batch, &stream.blocked, stop), read).await;
             let (held, blocked, delivered) = sent?;
             next = read.transpose()?.unwrap_or_default();
-            finished.delivered += delivered;
+            stream.delivered += delivered;
             let is_last = whole && batches.peek().is_none();
             let position = (!is_last).then_some(batch[batch.len() - 1].position);
             fail::fail_point!("relay::before_record");
-            self.record(&lanes, &claims, &target, position, &held).await?;
+            self.log.advance(self.name, &lanes, &claims, target, position, &held).await?;
             fail::fail_point!("relay::after_record");
-            self.blocked.extend(blocked);
+            stream.reached = position.map_or(Reached::All, Reached::Position);
+            stream.blocked.extend(blocked);
             if *stop.borrow() {
-                return Ok(true);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Records it, and follows here.
-    async fn record(
-        &mut self,
-        lanes: &[i16],
-        claims: &[Uuid],
-        target: &str,
-        position: Option<i64>,
-        held: &[Held],
-    ) -> Result<(), Stopped> {
-        self.log.advance(self.name, lanes, claims, target, position, held).await?;
-        for lane in lanes {
-            if let Some((_, cursor)) = self.lanes.get_mut(lane) {
-                match position {
-                    Some(_) => (cursor.target, cursor.position) = (Some(target.to_owned()), position),
-                    None => *cursor = Cursor { delivered: target.to_owned(), target: None, position: None },
-                }
+                return Ok(());
             }
         }
         Ok(())
@@ -252,11 +320,18 @@ impl<'a> Session<'a> {
         &self,
         messages: Vec<Message>,
         places: &[Place],
+        blocked: &[(String, String)],
         stop: &watch::Receiver<bool>,
     ) -> Result<(Vec<Held>, Vec<(String, String)>, u64), Stopped> {
         let span = tracing::info_span!("pgonce.publish", sink = self.name, messages = messages.len());
         async move {
-            let mut rounds = Rounds::new(messages, places, &self.blocked);
+            // Those from before, and those of this difference's earlier batches.
+            let is_blocked = |tenant: &str, key: &str| {
+                let any = !self.blocked.is_empty() || !blocked.is_empty();
+                let key = any.then(|| (tenant.to_owned(), key.to_owned()));
+                key.is_some_and(|key| self.blocked.contains(&key) || blocked.contains(&key))
+            };
+            let mut rounds = Rounds::new(messages, places, is_blocked);
             let mut pause = Duration::from_millis(50);
             while !rounds.is_done() {
                 if self.is_expired() {

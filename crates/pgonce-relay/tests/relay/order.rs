@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pgonce_testkit::{TestDb, eventually};
 use tokio_postgres::Client;
@@ -54,19 +55,21 @@ async fn every_committed_message_arrives_in_its_keys_commit_order() {
     }
     let sink = Arc::new(Recorder::default());
     let mut writers = tokio::task::JoinSet::new();
+    let at_work = Arc::new(AtomicUsize::new(8));
     for _ in 0..8 {
-        let client = db.client().await;
+        let (client, at_work) = (db.client().await, Arc::clone(&at_work));
         writers.spawn(async move {
             for round in 0..60 {
                 write(&client, round).await;
             }
+            at_work.fetch_sub(1, Ordering::SeqCst);
         });
     }
     let mut relays = vec![Running::start(&db, &sink)];
     for _ in 0..4 {
         let so_far = sink.count();
         relays.push(Running::start(&db, &sink));
-        eventually("messages flow", async || sink.count() > so_far + 10 || writers.is_empty()).await;
+        eventually("messages flow", async || sink.count() > so_far + 10 || at_work.load(Ordering::SeqCst) == 0).await;
         relays.remove(0).crash();
     }
     while writers.join_next().await.is_some() {}
