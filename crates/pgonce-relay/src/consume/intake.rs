@@ -13,35 +13,42 @@ use crate::source::{Delivery, Source};
 #[derive(Debug)]
 pub struct Intake {
     source: Box<dyn Source>,
-    consumer: String,
     at_once: usize,
+    store: Store,
+}
+
+/// What stores deliveries; apart from the source, which cannot be shared.
+#[derive(Debug)]
+struct Store {
+    consumer: String,
 }
 
 impl Intake {
     /// From an opened source into a consumer's inbox.
     #[must_use]
     pub fn new(source: Box<dyn Source>, consumer: impl Into<String>) -> Self {
-        Self { source, consumer: consumer.into(), at_once: 500 }
+        Self { source, at_once: 500, store: Store { consumer: consumer.into() } }
     }
 
     /// Runs until `stop` resolves, then finishes what it holds. A delivery is acknowledged once its row has committed; one
     /// whose id is there with another body is never taken for it: it stays with the broker, and is told.
-    pub async fn run(mut self, once: &Once, stop: impl Future<Output = ()>) {
+    pub async fn run(self, once: &Once, stop: impl Future<Output = ()>) {
+        let Self { mut source, at_once, store } = self;
         let mut stop = std::pin::pin!(stop);
         let mut away = 0;
         loop {
             let next = tokio::select! {
                 () = &mut stop => break,
-                next = self.source.next(self.at_once) => next,
+                next = source.next(at_once) => next,
             };
             match next {
                 Ok(deliveries) => {
                     away = 0;
-                    self.store(once, deliveries).await;
+                    store.all(once, deliveries).await;
                 }
                 Err(error) => {
                     away += 1;
-                    tracing::warn!(consumer = %self.consumer, %error, "the source is away; trying again");
+                    tracing::warn!(consumer = %store.consumer, %error, "the source is away; trying again");
                     tokio::select! {
                         () = &mut stop => break,
                         () = tokio::time::sleep(backoff(away, Duration::from_secs(5))) => {}
@@ -49,21 +56,23 @@ impl Intake {
                 }
             }
         }
-        self.source.close().await;
+        source.close().await;
     }
+}
 
+impl Store {
     /// One statement for each tenant and source among them.
-    async fn store(&self, once: &Once, deliveries: Vec<Delivery>) {
+    async fn all(&self, once: &Once, deliveries: Vec<Delivery>) {
         let mut groups: BTreeMap<(String, String), Vec<Delivery>> = BTreeMap::new();
         for delivery in deliveries {
             groups.entry((delivery.message.tenant.clone(), delivery.source.clone())).or_default().push(delivery);
         }
         for ((tenant, source), group) in groups {
-            self.store_group(once, &tenant, &source, group).await;
+            self.group(once, &tenant, &source, group).await;
         }
     }
 
-    async fn store_group(&self, once: &Once, tenant: &str, source: &str, group: Vec<Delivery>) {
+    async fn group(&self, once: &Once, tenant: &str, source: &str, group: Vec<Delivery>) {
         let arrivals: Vec<Arrival> = group.iter().map(arrival).collect();
         let inbox = once.consumer(&self.consumer).source(source).tenant(tenant);
         fail::fail_point!("consume::before_store");
@@ -77,7 +86,7 @@ impl Intake {
             // One that cannot be stored must not keep the others out: each alone, then.
             Err(error) if !error.is_retryable() && group.len() > 1 => {
                 for delivery in group {
-                    Box::pin(self.store_group(once, tenant, source, vec![delivery])).await;
+                    Box::pin(self.group(once, tenant, source, vec![delivery])).await;
                 }
             }
             Err(error) => {

@@ -24,8 +24,14 @@ use crate::{Message, SourceError};
 #[derive(Debug)]
 pub struct Consumer {
     source: Box<dyn Source>,
-    name: String,
     at_once: usize,
+    hand: Hand,
+}
+
+/// What applies a delivery; apart from the source, which cannot be shared between the deliveries of a batch.
+#[derive(Debug)]
+struct Hand {
+    name: String,
     retry_max: Duration,
 }
 
@@ -39,13 +45,14 @@ impl Consumer {
     /// A consumer of an opened source; see [`crate::source::open`].
     #[must_use]
     pub fn of(source: Box<dyn Source>) -> Self {
-        Self { source, name: "default".into(), at_once: 100, retry_max: Duration::from_secs(60) }
+        let hand = Hand { name: "default".into(), retry_max: Duration::from_secs(60) };
+        Self { source, at_once: 100, hand }
     }
 
     /// Its name in the inbox: another name applies every message again.
     #[must_use]
     pub fn named(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
+        self.hand.name = name.into();
         self
     }
 
@@ -59,7 +66,7 @@ impl Consumer {
     /// The longest pause before a failed delivery comes again.
     #[must_use]
     pub fn retry_max(mut self, pause: Duration) -> Self {
-        self.retry_max = pause;
+        self.hand.retry_max = pause;
         self
     }
 
@@ -68,20 +75,21 @@ impl Consumer {
     /// ([`Failure::refuse`]) is recorded as failed, and acknowledged; any other failure is rolled back, and the broker
     /// delivers again. Messages of one ordering key are handled in the order in which they came; after a failure the
     /// broker decides when they come again.
-    pub async fn run<F, R>(mut self, once: &Once, stop: impl Future<Output = ()>, handler: F)
+    pub async fn run<F, R>(self, once: &Once, stop: impl Future<Output = ()>, handler: F)
     where
         F: Fn(MessageTx, Arc<Message>) -> R,
         R: Future<Output = Result<(), Failure>>,
     {
+        let Self { mut source, at_once, hand } = self;
         let mut stop = std::pin::pin!(stop);
         let mut failures = Failures::default();
         loop {
             let deliveries = tokio::select! {
                 () = &mut stop => break,
-                next = self.source.next(self.at_once) => match next {
+                next = source.next(at_once) => match next {
                     Ok(deliveries) => deliveries,
                     Err(error) => {
-                        tracing::warn!(consumer = %self.name, %error, "the source is away; trying again");
+                        tracing::warn!(consumer = %hand.name, %error, "the source is away; trying again");
                         tokio::select! {
                             () = &mut stop => break,
                             () = tokio::time::sleep(backoff(failures.away(), Duration::from_secs(5))) => continue,
@@ -92,12 +100,14 @@ impl Consumer {
             failures.away = 0;
             // Finished even when told to stop: what is not acknowledged would come again for nothing.
             let mut running: FuturesUnordered<_> =
-                by_key(deliveries).into_iter().map(|queue| self.handle(once, queue, &handler)).collect();
+                by_key(deliveries).into_iter().map(|queue| hand.handle(once, queue, &handler)).collect();
             while running.next().await.is_some() {}
         }
-        self.source.close().await;
+        source.close().await;
     }
+}
 
+impl Hand {
     /// The deliveries of one key, in order. After a failure the rest of them wait, too.
     async fn handle<F, R>(&self, once: &Once, queue: Vec<Delivery>, handler: &F)
     where
