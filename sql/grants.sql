@@ -9,7 +9,7 @@ DECLARE
         'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover'];
     v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope', 'sink_lag',
         'resume_held', 'resume_sink', 'rotate_outbox', 'keep_outbox', 'adopt_outbox', 'ask_replay', 'continue_replay',
-        'record_replay', 'outbox_messages', 'define_consumer', 'baseline', 'inbox_recover', 'inbox_replay', 'inbox_discard',
+        'record_replay', 'abandon_replay', 'outbox_messages', 'define_consumer', 'baseline', 'inbox_recover', 'inbox_replay', 'inbox_discard',
         'purge_inbox'];
     -- Reads every message, whatever its tenant: for relays, and nobody else.
     v_relay text[] := ARRAY['open_sink', 'hold_lanes', 'drop_lanes', 'outbox_difference', 'outbox_messages', 'advance_lanes',

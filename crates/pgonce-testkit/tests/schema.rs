@@ -383,6 +383,7 @@ async fn each_role_may_do_its_own_and_no_more() {
     ];
     assert_eq!(rights(&admin, "once_app").await, (app.map(String::from).to_vec(), Vec::new()));
     let ops = [
+        "abandon_replay",
         "adopt_outbox",
         "ask_replay",
         "baseline",

@@ -188,17 +188,18 @@ pub struct Failure {
     pub(crate) code: String,
     pub(crate) message: String,
     pub(crate) verdict: Verdict,
+    refused: bool,
 }
 
 impl Failure {
     /// The effect is refused for good: recorded, and every retry with this key gets the same answer.
     pub fn refuse(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), verdict: Verdict::Final }
+        Self { code: code.into(), message: message.into(), verdict: Verdict::Final, refused: true }
     }
 
     /// The effect could not happen now, and may later: a retry with the same key runs it again.
     pub fn retry(code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), verdict: Verdict::Later }
+        Self { code: code.into(), message: message.into(), verdict: Verdict::Later, refused: false }
     }
 
     /// The code for programs: a SQLSTATE, where the database said no.
@@ -219,11 +220,18 @@ impl Failure {
         matches!(self.verdict, Verdict::Again | Verdict::Later | Verdict::InDoubt)
     }
 
+    /// Whether the effect itself said no ([`Failure::refuse`]), and not something that broke under it.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        self.refused
+    }
+
     pub(crate) fn of_database(error: &tokio_postgres::Error) -> Self {
         Self {
             code: error.code().map_or_else(|| "connection".to_owned(), |code| code.code().to_owned()),
             message: describe(error),
             verdict: sqlstate::verdict_of(error),
+            refused: false,
         }
     }
 }
@@ -241,6 +249,6 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failure {
             Some(ours) if ours.is_retryable() => Verdict::Later,
             _ => Verdict::Final,
         };
-        Self { code: "effect".to_owned(), message: error.to_string(), verdict }
+        Self { code: "effect".to_owned(), message: error.to_string(), verdict, refused: false }
     }
 }

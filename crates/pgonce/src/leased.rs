@@ -209,7 +209,7 @@ impl Intent<'_> {
     }
 
     async fn fail_leased(&self, claim_id: Uuid, failure: Failure, budget: &mut Budget<'_>) -> Error {
-        let Failure { code, message, verdict } = failure;
+        let Failure { code, message, verdict, .. } = failure;
         let retryable = matches!(verdict, Verdict::Again | Verdict::Later | Verdict::InDoubt);
         let name = self.name();
         let (code_text, message_text) = (code.as_str(), message.as_str());

@@ -209,7 +209,7 @@ impl Intent<'_> {
 
     /// What the effect's failure means: another attempt, or an outcome, recorded in a transaction of its own.
     async fn failed<T>(&self, failure: Failure) -> Result<Step<T>, Error> {
-        let Failure { code, message, verdict } = failure;
+        let Failure { code, message, verdict, .. } = failure;
         match verdict {
             Verdict::Again | Verdict::Later | Verdict::InDoubt => {
                 Ok(Step::Again(Error::FailedRetryable { code, message }))

@@ -13,4 +13,9 @@ BEGIN
     JOIN once.outbox o ON o.segment = ((h.position >> 40) & 15)::smallint AND o.xid = h.xid::text::xid8 AND o.position = h.position
     -- Held already by an owner before us, who did not live to move the cursor: it stays as it is.
     ON CONFLICT DO NOTHING;
+    -- What a relay thought to be in front of them may be gone (an operator let it go): then the first of them is first.
+    PERFORM once.wake_held(p_sink, k.tenant, k.lane_key) FROM (
+        SELECT DISTINCT n.tenant, n.lane_key FROM once.held n
+        JOIN jsonb_to_recordset(p_held) AS h (position bigint, state text) ON n.position = h.position
+        WHERE n.sink = p_sink AND h.state = 'behind') k;
 END $$;

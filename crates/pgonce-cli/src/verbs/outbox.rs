@@ -33,6 +33,13 @@ pub enum Command {
     Discard(HeldOptions),
     /// Send a sink what it got before: all of it, or what is chosen
     Replay(ReplayOptions),
+    /// End a replay that nobody goes on with: nothing is kept for it any more
+    AbandonReplay {
+        /// Its number
+        id: i64,
+        #[command(flatten)]
+        decision: Decision,
+    },
     /// Let a disabled sink work again
     ResumeSink(SinkOptions),
     /// Forget a sink that is not used any more: nothing is kept for it
@@ -180,6 +187,7 @@ pub async fn run(command: Command, url: &str, out: Out) -> anyhow::Result<()> {
         Command::Resume(options) => held(&options, false, &client, out).await,
         Command::Discard(options) => held(&options, true, &client, out).await,
         Command::Replay(options) => replay(options, url, &client, out).await,
+        Command::AbandonReplay { id, decision } => abandon_replay(id, &decision, &client, out).await,
         Command::ResumeSink(options) => resume_sink(&options, false, &client, out).await,
         Command::ForgetSink(options) => resume_sink(&options, true, &client, out).await,
         Command::Adopt(decision) => adopt(&decision, &client, out).await,
@@ -249,6 +257,17 @@ async fn resume_sink(options: &SinkOptions, forget: bool, client: &Client, out: 
     Err(Found.into())
 }
 
+async fn abandon_replay(id: i64, decision: &Decision, client: &Client, out: Out) -> anyhow::Result<()> {
+    let actor = decision.actor()?;
+    let params: [Param<'_>; 3] = [(&id, Type::INT8), (&actor, Type::TEXT), (&decision.reason, Type::TEXT)];
+    let done = database::json_row(client, "SELECT to_jsonb(once.abandon_replay($1, $2, $3))", &params).await?;
+    if done == json!(true) {
+        return tell(out, json!({"replay": id, "abandoned": true}), &format!("replay {id} is abandoned"));
+    }
+    say("No such replay, or it is finished.");
+    Err(Found.into())
+}
+
 async fn adopt(decision: &Decision, client: &Client, out: Out) -> anyhow::Result<()> {
     let actor = decision.actor()?;
     let params: [Param<'_>; 2] = [(&actor, Type::TEXT), (&decision.reason, Type::TEXT)];
@@ -288,7 +307,8 @@ fn selection(options: &ReplayOptions) -> Value {
 }
 
 async fn replay(options: ReplayOptions, url: &str, client: &Client, out: Out) -> anyhow::Result<()> {
-    let (name, sink) = relay::open(&options.sink)?;
+    let (target, sink) = relay::open(&options.sink)?;
+    let name = target.name().to_owned();
     let id = match options.resume {
         Some(id) => id,
         None => {
@@ -317,7 +337,9 @@ async fn replay(options: ReplayOptions, url: &str, client: &Client, out: Out) ->
             asked["id"].as_i64().unwrap_or_default()
         }
     };
-    carry_out(id, &name, url, sink, out).await
+    // Standard output is the sink's, where that is one.
+    let told = (target.scheme != "stdout").then_some(out);
+    carry_out(id, &name, url, sink, told).await
 }
 
 /// Sends, with progress; Ctrl-C stops it where it is.
@@ -326,7 +348,7 @@ async fn carry_out(
     name: &str,
     url: &str,
     sink: std::sync::Arc<dyn pgonce_relay::Sink>,
-    out: Out,
+    out: Option<Out>,
 ) -> anyhow::Result<()> {
     let (stopping, stop) = watch::channel(false);
     let signal = stop_signal()?;
@@ -342,11 +364,15 @@ async fn carry_out(
         let rate = progress.sent as f64 / started.elapsed().as_secs_f64().max(0.001);
         bar.set_message(format!("{} sent again, {rate:.0}/s", progress.sent));
     };
-    let ended = Replay { database_url: url.to_owned(), id }.run(sink, stop, shown).await;
+    let ended = Replay { database_url: url.to_owned(), id, sink: name.to_owned() }.run(sink, stop, shown).await;
     bar.finish_and_clear();
     let progress = ended?;
     let value = json!({"replay": id, "sink": name, "sent": progress.sent, "failed": progress.failed, "finished": progress.finished});
-    tell(out, value, &format!("{} sent again to {name}, {} not taken", progress.sent, progress.failed))?;
+    let text = format!("{} sent again to {name}, {} not taken", progress.sent, progress.failed);
+    match out {
+        Some(out) => tell(out, value, &text)?,
+        None => say(&text),
+    }
     if !progress.finished {
         say(&format!("Stopped. Go on with: pgonce outbox replay --sink URL --resume {id}"));
         return Err(Found.into());

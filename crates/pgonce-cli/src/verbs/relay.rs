@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pgonce_http::gateway::config;
+use pgonce_relay::Target;
 use pgonce_relay::relay::{self, Finished, RelaySettings, SinkSettings};
 use pgonce_relay::sink::{self, Sink};
 use serde_json::json;
@@ -68,9 +69,9 @@ pub(super) fn like(pattern: &str) -> String {
 }
 
 /// Opens a sink; what is wrong with its URL is the caller's mistake.
-pub(super) fn open(url: &str) -> Result<(String, Arc<dyn Sink>), WrongUse> {
+pub(super) fn open(url: &str) -> Result<(Target, Arc<dyn Sink>), WrongUse> {
     let (target, sink) = sink::open(url).map_err(|error| WrongUse(format!("--sink: {error}")))?;
-    Ok((target.name().to_owned(), Arc::from(sink)))
+    Ok((target, Arc::from(sink)))
 }
 
 /// Relays until told to stop.
@@ -82,7 +83,7 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     settings.backoff_max = options.backoff_max;
     settings.until_empty = options.until_empty;
     let opened = options.sink.iter().map(|url| open(url)).collect::<Result<Vec<_>, _>>()?;
-    let mut names: Vec<&str> = opened.iter().map(|(name, _)| name.as_str()).collect();
+    let mut names: Vec<&str> = opened.iter().map(|(target, _)| target.name()).collect();
     names.sort_unstable();
     if names.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(WrongUse("two sinks have the same name: give each its own, as ?name=…".into()).into());
@@ -97,12 +98,19 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     let (ready, mut is_ready) = mpsc::channel(opened.len());
     let mut running = JoinSet::new();
     let count = opened.len();
-    for (name, sink) in opened {
+    let to_stdout = opened.iter().any(|(target, _)| target.scheme == "stdout");
+    for (target, sink) in opened {
+        let name = target.name().to_owned();
+        // What the flags say is for all sinks; what a URL says, for its own.
+        let both = |flags: &[String], setting: &str| -> Vec<String> {
+            let own = target.setting(setting).into_iter().flat_map(|list| list.split(',')).map(str::to_owned);
+            flags.iter().cloned().chain(own).collect()
+        };
         let sink_settings = SinkSettings {
             name: name.clone(),
-            topics: options.topic.iter().map(|pattern| like(pattern)).collect(),
-            types: options.types.iter().map(|pattern| like(pattern)).collect(),
-            tenants: options.tenant.clone(),
+            topics: both(&options.topic, "topic").iter().map(|pattern| like(pattern)).collect(),
+            types: both(&options.types, "type").iter().map(|pattern| like(pattern)).collect(),
+            tenants: both(&options.tenant, "tenant"),
             from_now: options.from_now,
         };
         let (settings, stop, ready) = (settings.clone(), stop.clone(), ready.clone());
@@ -127,7 +135,7 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
         let (name, finished) = ended?;
         all.push((name, finished?));
     }
-    report(&all, options.until_empty, out)
+    report(&all, options.until_empty, Out { json: out.json && !to_stdout })
 }
 
 /// What was done. With --until-empty, something left behind is a failure.
@@ -145,10 +153,7 @@ fn report(all: &[(String, Finished)], until_empty: bool, out: Out) -> anyhow::Re
             json!({"sink": name, "delivered": finished.delivered, "left": finished.left.messages,
                 "failing": finished.left.failing, "parked": finished.left.parked})
         });
-        // Standard output is the sink's, where that is one.
-        if !all.iter().any(|(name, _)| name.starts_with("stdout")) {
-            out.value(&rows.collect())?;
-        }
+        out.value(&rows.collect())?;
     }
     if until_empty && left { Err(Found.into()) } else { Ok(()) }
 }

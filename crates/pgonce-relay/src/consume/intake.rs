@@ -98,8 +98,6 @@ impl Store {
     }
 
     async fn end(&self, delivery: Delivery, verdict: Verdict) {
-        metrics::counter!("pgonce_inbox_messages_total", "consumer" => self.consumer.clone(), "verdict" => name(verdict))
-            .increment(1);
         let ended = match verdict {
             Verdict::New | Verdict::Duplicate => delivery.receipt.ack().await,
             Verdict::Conflict => {
@@ -110,14 +108,6 @@ impl Store {
         if let Err(error) = ended {
             tracing::debug!(%error, "not acknowledged; it comes again, and is then known");
         }
-    }
-}
-
-fn name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::New => "stored",
-        Verdict::Duplicate => "duplicate",
-        Verdict::Conflict => "conflict",
     }
 }
 

@@ -7,7 +7,8 @@ pub mod handler;
 mod intake;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -33,7 +34,12 @@ pub struct Consumer {
 struct Hand {
     name: String,
     retry_max: Duration,
+    /// How often what fails has failed here, by source and id: brokers do not all count.
+    failed: Mutex<HashMap<(String, String), u32>>,
 }
+
+/// Failing messages that are counted; with more of them counting begins anew.
+const FAILED_MAX: usize = 10_000;
 
 impl<S: Source + 'static> From<S> for Consumer {
     fn from(source: S) -> Self {
@@ -45,7 +51,7 @@ impl Consumer {
     /// A consumer of an opened source; see [`crate::source::open`].
     #[must_use]
     pub fn of(source: Box<dyn Source>) -> Self {
-        let hand = Hand { name: "default".into(), retry_max: Duration::from_secs(60) };
+        let hand = Hand { name: "default".into(), retry_max: Duration::from_secs(60), failed: Mutex::default() };
         Self { source, at_once: 100, hand }
     }
 
@@ -117,18 +123,20 @@ impl Hand {
         let mut failed = false;
         for Delivery { message, source, receipt, .. } in queue {
             let message = Arc::new(message);
+            let known = (source.clone(), message.id.clone());
             let ended = if failed {
                 receipt.retry(backoff(2, self.retry_max)).await
             } else {
                 match self.apply(once, source, &message, handler).await {
                     Ok(()) => {
+                        self.failed().remove(&known);
                         fail::fail_point!("consume::before_ack");
                         receipt.ack().await
                     }
                     Err(error) => {
                         tracing::warn!(consumer = %self.name, kind = %message.kind, %error, "not applied; it comes again");
                         failed = true;
-                        receipt.retry(backoff(3, self.retry_max)).await
+                        receipt.retry(backoff(self.count(known), self.retry_max)).await
                     }
                 }
             };
@@ -137,6 +145,20 @@ impl Hand {
                 tracing::debug!(%error, "not acknowledged");
             }
         }
+    }
+
+    fn failed(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), u32>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, message: (String, String)) -> u32 {
+        let mut failed = self.failed();
+        if failed.len() >= FAILED_MAX {
+            failed.clear();
+        }
+        let count = failed.entry(message).or_default();
+        *count += 1;
+        *count
     }
 
     async fn apply<F, R>(
@@ -152,10 +174,17 @@ impl Hand {
     {
         let inbox = once.consumer(&self.name).source(&source).tenant(&message.tenant);
         let incoming = Incoming::new(source, &message.id, &message.payload);
-        match inbox.process(&incoming, |tx| handler(tx, Arc::clone(message))).await {
+        let refused = AtomicBool::new(false);
+        let handled = |tx| async {
+            let ended = handler(tx, Arc::clone(message)).await;
+            refused.store(ended.as_ref().is_err_and(Failure::is_refusal), Ordering::Relaxed);
+            ended
+        };
+        match inbox.process(&incoming, handled).await {
             Ok(Processed::Applied(()) | Processed::Duplicate) => Ok(()),
-            // The handler's own no: recorded, so that it is not asked again.
-            Err(pgonce::Error::Failed { code, message }) => {
+            // The handler's own no: recorded, so that it is not asked again. What broke under it (a mistake in its SQL, say)
+            // is no reason to give a message up.
+            Err(pgonce::Error::Failed { code, message }) if refused.load(Ordering::Relaxed) => {
                 tracing::error!(consumer = %self.name, %code, reason = %message, "refused for good");
                 inbox.set_aside(&incoming, true, None).await
             }

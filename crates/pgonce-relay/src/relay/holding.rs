@@ -9,6 +9,9 @@ use tokio::task::JoinHandle;
 use super::log::{Lane, Log};
 use super::{RelaySettings, SinkSettings};
 
+/// How often the gauges are read and the segments looked after.
+const HOUSEKEEPING: Duration = Duration::from_secs(5);
+
 /// What the last sign of life brought.
 #[derive(Debug, Clone)]
 pub(super) struct Holding {
@@ -40,19 +43,22 @@ impl Keeper {
         let first = hold(&log, &name, &relay, lease).await?;
         let (sender, held) = watch::channel(first);
         let task = tokio::spawn(async move {
-            let mut housekeeping = Instant::now();
+            let (mut held, mut kept) = (Instant::now(), Instant::now());
             while !sender.is_closed() {
-                tokio::time::sleep(lease / 3).await;
-                match hold(&log, &name, &relay, lease).await {
-                    Ok(holding) => sender.send_replace(holding),
-                    // The session ends with its own error, or with the lease.
-                    Err(error) => {
-                        tracing::debug!(%error, "lanes not renewed");
-                        return;
-                    }
-                };
-                if housekeeping.elapsed() >= Duration::from_secs(5) {
-                    housekeeping = Instant::now();
+                tokio::time::sleep((lease / 3).min(HOUSEKEEPING)).await;
+                if held.elapsed() >= lease / 3 {
+                    held = Instant::now();
+                    match hold(&log, &name, &relay, lease).await {
+                        Ok(holding) => sender.send_replace(holding),
+                        // The session ends with its own error, or with the lease.
+                        Err(error) => {
+                            tracing::debug!(%error, "lanes not renewed");
+                            return;
+                        }
+                    };
+                }
+                if kept.elapsed() >= HOUSEKEEPING {
+                    kept = Instant::now();
                     keep_house(&log, &name).await;
                 }
             }

@@ -236,16 +236,24 @@ impl Log {
     }
 
     /// A replay's next places, and how many a second.
-    pub async fn continue_replay(&self, id: i64, claim_id: Uuid) -> Asked<(Vec<Place>, Option<i32>)> {
-        let sql = "SELECT position, xid, rate FROM once.continue_replay($1, $2)";
-        let rows = self.client.query_typed(sql, &[(&id, Type::INT8), (&claim_id, Type::UUID)]).await?;
+    pub async fn continue_replay(&self, id: i64, sink: &str, claim_id: Uuid) -> Asked<(Vec<Place>, Option<i32>)> {
+        let sql = "SELECT position, xid, rate FROM once.continue_replay($1, $2, $3)";
+        let rows =
+            self.client.query_typed(sql, &[(&id, Type::INT8), (&sink, Type::TEXT), (&claim_id, Type::UUID)]).await?;
         let rate = rows.first().map_or(Ok(None), |row| row.try_get(2))?;
         let places = rows.iter().map(|row| Ok(Place { position: row.try_get(0)?, xid: row.try_get(1)?, lane: 0 }));
         Ok((places.collect::<Asked<_>>()?, rate))
     }
 
     /// How far it has come.
-    pub async fn record_replay(&self, id: i64, claim_id: Uuid, position: i64, sent: u64, done: bool) -> Asked<()> {
+    pub async fn record_replay(
+        &self,
+        id: i64,
+        claim_id: Uuid,
+        position: Option<i64>,
+        sent: u64,
+        done: bool,
+    ) -> Asked<()> {
         let sent = i64::try_from(sent).unwrap_or(i64::MAX);
         let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
             (&id, Type::INT8),

@@ -111,9 +111,12 @@ pub async fn run(
     loop {
         let session = Session::open(settings, sink_settings, Arc::clone(&sink)).await;
         let ended = match session {
-            Ok(Session { disabled: Some(reason), .. }) => {
+            Ok(session) if session.disabled.is_some() => {
+                let reason = session.disabled.clone().unwrap_or_default();
                 tracing::warn!(sink = %sink_settings.name, %reason, "the sink is disabled: pgonce outbox resume-sink lets it work again");
                 if settings.until_empty {
+                    finished.left = session.lag().await?;
+                    say_goodbye(settings, &sink_settings.name).await;
                     return Ok(finished);
                 }
                 pause = Duration::from_secs(5);

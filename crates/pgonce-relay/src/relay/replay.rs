@@ -20,6 +20,8 @@ pub struct Replay {
     pub database_url: String,
     /// Its number.
     pub id: i64,
+    /// The sink that it is for: another one's is refused.
+    pub sink: String,
 }
 
 /// How far it has come, in this run.
@@ -41,36 +43,43 @@ impl Replay {
     pub async fn run(
         &self,
         sink: Arc<dyn Sink>,
-        stop: watch::Receiver<bool>,
+        mut stop: watch::Receiver<bool>,
         mut shown: impl FnMut(Progress),
     ) -> Result<Progress, pgonce::Error> {
         let log = Log::connect(&self.database_url).await?;
         let claim = Uuid::new_v4();
         let mut progress = Progress::default();
         loop {
-            let (places, rate) = log.continue_replay(self.id, claim).await?;
+            let (places, rate) = log.continue_replay(self.id, &self.sink, claim).await?;
             if places.is_empty() {
                 progress.finished = true;
                 return Ok(progress);
             }
-            for batch in places.chunks(BATCH) {
+            // At most a second's worth at a time: the pause after it is short enough for the lease, and for Ctrl-C.
+            let size = rate.and_then(|rate| usize::try_from(rate).ok()).map_or(BATCH, |rate| rate.clamp(1, BATCH));
+            for batch in places.chunks(size) {
                 let started = Instant::now();
                 let mut rounds = Rounds::new(log.messages(batch).await?, batch, |_, _| false);
                 if !send(&mut rounds, &sink, &stop).await {
+                    // Nothing of this batch is recorded; whoever goes on may do so at once.
+                    log.record_replay(self.id, claim, None, 0, true).await?;
                     return Ok(progress);
                 }
                 let (held, _, delivered) = rounds.end();
                 progress.sent += delivered;
                 progress.failed += held.len() as u64;
                 let stopping = *stop.borrow();
-                log.record_replay(self.id, claim, batch[batch.len() - 1].position, delivered, stopping).await?;
+                log.record_replay(self.id, claim, Some(batch[batch.len() - 1].position), delivered, stopping).await?;
                 shown(progress);
                 if stopping {
                     return Ok(progress);
                 }
                 if let Some(rate) = rate {
                     let due = Duration::from_secs_f64(batch.len() as f64 / f64::from(rate));
-                    tokio::time::sleep(due.saturating_sub(started.elapsed())).await;
+                    tokio::select! {
+                        () = tokio::time::sleep(due.saturating_sub(started.elapsed())) => {}
+                        () = super::told_to_stop(&mut stop) => {}
+                    }
                 }
             }
         }

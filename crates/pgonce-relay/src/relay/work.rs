@@ -191,8 +191,8 @@ impl<'a> Session<'a> {
     /// was anything.
     async fn cycle(&mut self, stop: &watch::Receiver<bool>, finished: &mut Finished) -> Result<bool, Stopped> {
         let mut worked = self.try_held(finished).await?;
-        if self.blocked.len() > self.settings.failing_max {
-            return Ok(worked); // the sink is ill: nothing new until it is better
+        if self.blocked.len() > self.settings.failing_max && self.is_ill().await? {
+            return Ok(worked); // nothing new until it is better
         }
         let mut groups: HashMap<Cursor, Vec<(i16, Uuid)>> = HashMap::new();
         for (lane, (claim, cursor)) in &self.lanes {
@@ -209,6 +209,17 @@ impl<'a> Session<'a> {
             };
         }
         Ok(worked)
+    }
+
+    /// Whether so many keys fail that it must be the sink. Parked ones wait for somebody, and say nothing about it.
+    async fn is_ill(&self) -> Result<bool, Stopped> {
+        let failing = self.log.lag(self.name, 1).await?.failing;
+        Ok(usize::try_from(failing).unwrap_or_default() > self.settings.failing_max)
+    }
+
+    /// What the sink has not got.
+    pub async fn lag(&self) -> Worked<Lag> {
+        Ok(self.log.lag(self.name, 1000).await?)
     }
 
     /// One difference: from the lanes' snapshot to the present one, or to where it was going.
@@ -389,10 +400,12 @@ impl<'a> Session<'a> {
         let started = Instant::now();
         let verdicts = self.sink.send(&messages).await;
         count(self.name, &verdicts, started);
+        // Where the sink is away, the pause is that of an idle relay.
+        let worked = verdicts.iter().any(|verdict| !matches!(verdict, Verdict::Away { .. }));
         for (due, verdict) in due.into_iter().zip(verdicts) {
             self.settle_held(&due, &verdict, finished).await?;
         }
-        Ok(true)
+        Ok(worked)
     }
 
     async fn settle_held(&mut self, due: &Due, verdict: &Verdict, finished: &mut Finished) -> Result<(), Stopped> {
@@ -400,7 +413,10 @@ impl<'a> Session<'a> {
         let (state, reason, delay) = match verdict {
             Verdict::Delivered => ("delivered", None, None),
             Verdict::Away { .. } => return Ok(()), // it is still due
-            Verdict::Disabled { reason } => return Ok(self.log.disable_sink(self.name, reason).await?),
+            Verdict::Disabled { reason } => {
+                self.log.disable_sink(self.name, reason).await?;
+                return Err(Stopped::Broken(pgonce::Error::Away { reason: reason.clone() }));
+            }
             Verdict::Retry { reason, .. } | Verdict::Refused { reason } => {
                 let (state, delay) = self.fate(verdict, due.attempts + 1);
                 (state, Some(reason.as_str()), delay)

@@ -135,3 +135,61 @@ async fn an_ill_sink_gets_nothing_new() {
     relay.stop().await;
     assert_eq!(number(&db, "SELECT count(*) FROM once.held").await, 0);
 }
+
+/// An operator lets the only held message of a key go while a relay works: what comes next for the key is not left behind
+/// nothing.
+#[tokio::test]
+async fn a_key_flows_again_after_its_only_held_message_was_discarded() {
+    let db = TestDb::new().await;
+    let sink = Arc::new(Recorder::default());
+    sink.rule(|message| (n(message) == 1).then(refused).flatten());
+    let relay = Running::start(&db, &sink);
+    emit(&db, "k", 1).await;
+    eventually("it is parked", async || {
+        number(&db, "SELECT count(*) FROM once.held WHERE state = 'parked'").await == 1
+    })
+    .await;
+    db.client().await.batch_execute("SELECT once.resume_held('s', NULL, 'ann', 'never mind', true)").await.unwrap();
+    emit(&db, "k", 2).await;
+    eventually("the next one comes", async || sink.first() == [2]).await;
+    emit(&db, "k", 3).await;
+    eventually("and the one after it", async || sink.first() == [2, 3]).await;
+    eventually("nothing is held", async || number(&db, "SELECT count(*) FROM once.held").await == 0).await;
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn a_sink_that_wants_no_more_is_asked_no_more_for_held_messages_either() {
+    let db = TestDb::new().await;
+    let sink = Arc::new(Recorder::default());
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    sink.rule(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+        0 => Some(Verdict::Retry { reason: "not now".into(), after: Some(Duration::from_millis(1)) }),
+        _ => Some(Verdict::Disabled { reason: "410".into() }),
+    });
+    emit(&db, "k", 1).await;
+    let finished = relay_all(&db, &sink).await;
+    assert_eq!(asked.load(Ordering::SeqCst), 2, "once new, once again, and then no more");
+    assert_eq!(finished.left.failing, 1, "what it did not get is told");
+}
+
+/// Away is no answer about a held message, and no reason to ask without a pause.
+#[tokio::test]
+async fn a_held_message_waits_for_a_sink_that_is_away() {
+    let db = TestDb::new().await;
+    let sink = Arc::new(Recorder::default());
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    sink.rule(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+        0 => Some(Verdict::Retry { reason: "not now".into(), after: Some(Duration::from_millis(1)) }),
+        1..20 => Some(Verdict::Away { reason: "gone".into() }),
+        _ => None,
+    });
+    emit(&db, "k", 1).await;
+    let began = std::time::Instant::now();
+    relay_all(&db, &sink).await;
+    assert_eq!(sink.first(), [1]);
+    assert!(began.elapsed() > Duration::from_millis(60), "nineteen looks with pauses between them");
+    assert_eq!(number(&db, "SELECT count(*) FROM once.held").await, 0);
+}

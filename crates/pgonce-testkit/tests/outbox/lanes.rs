@@ -154,7 +154,7 @@ async fn bad_input_changes_nothing() {
         ("SELECT once.ask_replay('s', '{\"kind\": 1}', 'a', 'r')", "P4020"),
         ("SELECT once.ask_replay('nobody', '{}', 'a', 'r')", "P4020"),
         ("SELECT once.ask_replay('s', '{}', 'a', '')", "P4013"),
-        ("SELECT once.continue_replay(7, gen_random_uuid())", "P4071"),
+        ("SELECT once.continue_replay(7, 's', gen_random_uuid())", "P4071"),
         ("SELECT once.outbox_messages('{1,2}', '{1}')", "P4040"),
         ("SELECT once.adopt_outbox('a', ' ')", "P4013"),
     ] {

@@ -404,7 +404,7 @@ fn committed(ended: Ended) -> Result<(), Error> {
 
 /// A handler's failure as the caller gets it; everything is rolled back.
 fn told(failure: Failure) -> Error {
-    let Failure { code, message, verdict } = failure;
+    let Failure { code, message, verdict, .. } = failure;
     match verdict {
         Means::Lost => Error::MessageLost,
         Means::Again | Means::Later | Means::InDoubt => Error::FailedRetryable { code, message },

@@ -41,14 +41,13 @@ impl std::fmt::Debug for WebhookSink {
 /// # Errors
 /// Where a setting or a secret cannot be used, or the address is a private one and that is not allowed.
 pub fn open(target: &Target) -> Result<WebhookSink, TargetError> {
-    let flag = |name: &str| target.setting(name).is_some_and(|value| value == "true");
-    let allow_private = flag("allow_private");
+    let allow_private = target.flag("allow_private")?;
     address::check(&target.url, allow_private)?;
     let variable = target.setting("secret_env").unwrap_or("PGONCE_WEBHOOK_SECRET");
     let texts = std::env::var(variable).unwrap_or_default();
     let secrets = texts.split_whitespace().map(Webhook::new).collect::<Result<Vec<_>, _>>();
     let secrets = secrets.map_err(|_| TargetError(format!("{variable} does not hold secrets as whsec_ and base64")))?;
-    if secrets.is_empty() && !flag("unsigned") {
+    if secrets.is_empty() && !target.flag("unsigned")? {
         return Err(TargetError(format!("no secret to sign with: set {variable}, or say unsigned=true")));
     }
     let concurrency = target.setting("concurrency").map_or(Ok(16), str::parse);

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use verify::{Scheme, Verifier};
 
 use super::{Delivery, Receipt, Source, SourceError};
-use crate::{Message, Target, TargetError};
+use crate::{Message, Target, TargetError, decode};
 
 /// Settings beside the common ones.
 pub const SETTINGS: &[&str] = &["scheme", "secret_env", "tolerance", "max_body", "signature_header", "id_header"];
@@ -52,6 +52,7 @@ struct Door {
 pub fn open(target: &Target, _: &str) -> Result<WebhookSource, TargetError> {
     let url = url::Url::parse(&target.url).map_err(|_| TargetError("the URL cannot be read".into()))?;
     let address = match (url.host_str(), url.port()) {
+        (Some("localhost"), Some(port)) => Some(SocketAddr::from(([127, 0, 0, 1], port))),
         (Some(host), Some(port)) => format!("{host}:{port}").parse().ok(),
         _ => None,
     };
@@ -140,12 +141,17 @@ fn message(id: String, headers: &HeaderMap, body: Bytes) -> Message {
     let kept = ["content-type", "traceparent", "tracestate", "x-github-event", "webhook-timestamp"];
     let kind = serde_json::from_slice::<serde_json::Value>(&body).ok();
     let kind = kind.and_then(|body| body["type"].as_str().map(str::to_owned)).or_else(|| text("x-github-event"));
+    // A CloudEvent's attributes, where it is one. Headers are not signed, so no tenant is taken from them; a structured event is
+    // signed as a whole.
+    let is_attribute = |name: &str| name.starts_with("ce-") && name != "ce-tenant";
+    let attributes = headers.iter().filter(|(name, _)| is_attribute(name.as_str()));
+    let attributes = attributes.filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())));
+    let event = decode(text("content-type").as_deref(), attributes.collect(), body);
     Message {
         id,
-        kind: kind.unwrap_or_default(),
+        kind: if event.kind.is_empty() { kind.unwrap_or_default() } else { event.kind.clone() },
         headers: kept.iter().filter_map(|name| Some(((*name).to_owned(), text(name)?))).collect(),
-        payload: body,
-        ..Message::default()
+        ..event
     }
 }
 
