@@ -209,7 +209,12 @@ async fn latency(url: &str, broker: &str) -> Result<()> {
         RelaySettings::new(url),
         SinkSettings { name: topic.clone(), topics: vec![topic.clone()], from_now: true, ..SinkSettings::default() },
     );
-    let running = tokio::spawn(async move { relay::run(&settings, &wanted, Arc::from(sink), stopped, || {}).await });
+    let (ready, is_ready) = tokio::sync::oneshot::channel();
+    let tell = move || {
+        let _ = ready.send(());
+    };
+    let running = tokio::spawn(async move { relay::run(&settings, &wanted, Arc::from(sink), stopped, tell).await });
+    is_ready.await?; // from now on, and not before
     let client = client(url).await?;
     let mut committed: HashMap<i64, Instant> = HashMap::new();
     let mut took = Vec::new();

@@ -77,6 +77,12 @@ enum Stopped {
     Broken(pgonce::Error),
 }
 
+impl From<pgonce::Error> for Stopped {
+    fn from(error: pgonce::Error) -> Self {
+        Self::Broken(error)
+    }
+}
+
 impl From<tokio_postgres::Error> for Stopped {
     fn from(error: tokio_postgres::Error) -> Self {
         Self::Broken(error.into())

@@ -43,8 +43,9 @@ impl Reader {
     /// What came since the last time, as the payload's `n`, in the order in which it is sent.
     async fn next(&mut self) -> Vec<i64> {
         let sql = format!(
-            "SELECT d.target, (o.payload ->> 'n')::bigint FROM once.outbox_difference('s', {LANES}, '{}', NULL, -1, 1000000) d
-             LEFT JOIN once.outbox o ON o.position = d.position ORDER BY d.position",
+            "SELECT d.target, (o.payload ->> 'n')::bigint FROM once.outbox_difference('s', {LANES}, '{}', NULL, -1, 1000000)
+                 WITH ORDINALITY d (target, position, xid, lane, place)
+             LEFT JOIN once.outbox o ON o.position = d.position ORDER BY d.place",
             self.delivered
         );
         let rows = self.client.query(&sql, &[]).await.unwrap();
