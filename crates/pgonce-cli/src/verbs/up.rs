@@ -21,9 +21,10 @@ use crate::{config, database};
 #[derive(Debug, Args)]
 pub struct Options {
     /// Send a stream of duplicated, raced and crashed commands, and show that effects = intents
+    /// and, behind outbox, broker and inbox, deliveries = orders
     #[arg(long)]
     pub demo: bool,
-    /// End the demo after so many seconds, with a summary; exit 1 if effects <> intents
+    /// End the demo after so many seconds, with a summary; exit 1 if effects <> intents or deliveries <> orders
     #[arg(long, value_name = "N", requires = "demo", value_parser = clap::value_parser!(u64).range(1..))]
     demo_seconds: Option<u64>,
     /// Where the private PostgreSQL keeps everything [default: ./.pgonce]
@@ -79,7 +80,7 @@ pub async fn run(options: Options, url: Option<String>, config: config::Up, out:
             cluster: None,
         },
     };
-    let served_well = serve(&options, &mut served, stop.as_mut(), out).await;
+    let served_well = serve(&options, &dir, &mut served, stop.as_mut(), out).await;
     let stopped = stop_server(served).await;
     served_well.and(stopped)
 }
@@ -162,6 +163,7 @@ fn own_name() -> String {
 
 async fn serve(
     options: &Options,
+    dir: &Path,
     served: &mut Served,
     stop: Pin<&mut impl Future<Output = ()>>,
     out: Out,
@@ -192,7 +194,7 @@ async fn serve(
     let upkeep = tokio::spawn(look_after(served.url.clone()));
     let work = async {
         if options.demo {
-            return demo::run(&served.url, options.demo_seconds, stop, out).await;
+            return demo::run(&served.url, dir, options.demo_seconds, stop, out).await;
         }
         stop.await;
         Ok(())
@@ -288,7 +290,7 @@ async fn look_after(url: String) {
         let mut sql = "SELECT count(*) FROM once.recover(1000)".to_owned();
         if purged.elapsed() >= PURGE_EVERY {
             purged = Instant::now();
-            sql.push_str("; SELECT once.purge(10000)");
+            sql.push_str("; SELECT once.purge(10000); SELECT once.purge_inbox(10000)");
         }
         if let Err(error) = client.batch_execute(&sql).await {
             tracing::warn!(error = %pgonce::Error::from(error), "recovery or purge failed; tried again soon");
