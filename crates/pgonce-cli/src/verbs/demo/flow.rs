@@ -2,7 +2,7 @@
 //! killed and started again while the demo runs.
 
 use std::collections::{HashSet, VecDeque};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -190,7 +190,7 @@ async fn start_broker(dir: &Path, observer: &Client) -> anyhow::Result<Option<Br
         WHERE d.datname = current_database()";
     let database = database::json_row(observer, sql, &[]).await?;
     let started = match own(dir) {
-        Ok(()) => Broker::start(program, dir.join("nats").join(database.as_str().unwrap_or("database"))).await,
+        Ok(dir) => Broker::start(program, dir.join("nats").join(database.as_str().unwrap_or("database"))).await,
         Err(error) => Err(error.into()),
     };
     Ok(match started {
@@ -207,12 +207,13 @@ async fn start_broker(dir: &Path, observer: &Client) -> anyhow::Result<Option<Br
 
 /// Where the database is somebody else's, the directory is not there yet. The lock's file marks it as pgonce's, so that a
 /// private server may move in later.
-fn own(dir: &Path) -> std::io::Result<()> {
+fn own(dir: &Path) -> std::io::Result<PathBuf> {
+    let dir = std::path::absolute(dir)?;
     if !dir.exists() {
-        std::fs::create_dir_all(dir)?;
+        std::fs::create_dir_all(&dir)?;
         std::fs::File::create(dir.join("pgonce.lock"))?;
     }
-    Ok(())
+    Ok(dir)
 }
 
 /// What the supervisor keeps running.

@@ -82,15 +82,14 @@ struct Summary {
     broker: &'static str,
     effects_equal_intents: bool,
     deliveries_equal_orders: bool,
-    /// While it runs, a message that is missing is on its way.
+    /// While it runs, a message that is missing is on its way. One that came twice is wrong at any time.
     #[serde(skip)]
-    has_ended: bool,
+    on_their_way: i64,
 }
 
 impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let yes_or_no = |yes: bool| if yes { "yes" } else { "NO" };
-        let on_their_way = self.effects - self.messages_delivered;
         write!(
             f,
             "{} intents, {} attempts, {} effects, {} replays, {} conflicts, {} crashes injected; {} messages emitted, \
@@ -105,8 +104,8 @@ impl std::fmt::Display for Summary {
             self.messages_delivered,
             self.duplicates_absorbed,
         )?;
-        match on_their_way {
-            1.. if !self.has_ended => write!(f, "{on_their_way} on their way")?,
+        match self.on_their_way {
+            1.. => write!(f, "{} on their way", self.on_their_way)?,
             _ => write!(f, "deliveries = orders: {}", yes_or_no(self.deliveries_equal_orders))?,
         }
         write!(f, "; effects = intents: {}", yes_or_no(self.effects_equal_intents))
@@ -156,7 +155,7 @@ async fn show(
     flow.stop().await;
     let counted = book.count(&demo.observer).await?;
     let mut summary = demo.summary(counted, broker);
-    summary.has_ended = true;
+    summary.on_their_way = 0;
     live_end();
     match counted.has_arrived() {
         true => flow::forget(&demo.observer).await?,
@@ -243,7 +242,7 @@ impl Demo {
             broker,
             effects_equal_intents: counted.effects == counted.intents,
             deliveries_equal_orders: counted.is_delivered(),
-            has_ended: false,
+            on_their_way: if counted.delivered == counted.arrived { counted.effects - counted.arrived } else { 0 },
         }
     }
 }
