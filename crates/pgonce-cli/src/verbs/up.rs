@@ -1,6 +1,6 @@
 //! `pgonce up`: all of it on one machine. A private PostgreSQL, or yours; migrated, looked after, shown.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -176,7 +176,7 @@ async fn serve(
         false => format!("The schema once is there: {}.", report.applied.join(", ")),
     });
     say(&try_this(served));
-    let (shop_stop, shop_stopped) = tokio::sync::oneshot::channel::<()>();
+    let (shop_stop, shop_stopped) = tokio::sync::watch::channel(());
     let (gateway, address) = start_gateway(&served.url, options.gateway_port, shop_stopped).await?;
     say(&format!(
         "A shop behind the gateway: http://{address}/orders. Twice the same, then another payload with that key:"
@@ -209,17 +209,28 @@ async fn serve(
     ended
 }
 
-/// The gateway, in this process, before a shop that commits its outcomes with its orders.
+/// The gateway, in this process, before a shop that commits its outcomes with its orders. It ends with `stopped`'s sender.
 async fn start_gateway(
     url: &str,
     port: Option<u16>,
-    stopped: tokio::sync::oneshot::Receiver<()>,
+    stopped: tokio::sync::watch::Receiver<()>,
 ) -> anyhow::Result<(tokio::task::JoinHandle<()>, SocketAddr)> {
     let shop = shop::start(url).await?;
-    let free = || TcpListener::bind(("127.0.0.1", GATEWAY_PORT)).map_or(0, |_| GATEWAY_PORT);
-    let listen = SocketAddr::from(([127, 0, 0, 1], port.unwrap_or_else(free)));
+    // Tried and not looked at first: somebody may take it between the look and the start.
+    match listen(url, shop, port.unwrap_or(GATEWAY_PORT), stopped.clone()).await {
+        Err(_) if port.is_none() => listen(url, shop, 0, stopped).await,
+        started => started,
+    }
+}
+
+async fn listen(
+    url: &str,
+    shop: SocketAddr,
+    port: u16,
+    mut stopped: tokio::sync::watch::Receiver<()>,
+) -> anyhow::Result<(tokio::task::JoinHandle<()>, SocketAddr)> {
     let overrides = Overrides {
-        listen: Some(listen),
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], port))),
         upstream: Some(format!("http://{shop}").parse()?),
         in_progress: Some(InProgress::Wait),
         // The shop's outcome commits with its order: what has none has not happened, and may run.
@@ -231,7 +242,7 @@ async fn start_gateway(
     let (_reload, reloads) = tokio::sync::mpsc::channel(1);
     let serving = tokio::spawn(async move {
         let stop = async move {
-            let _ = stopped.await;
+            let _ = stopped.changed().await;
         };
         let ready = move |address| {
             let _ = ready.send(address);
