@@ -3,7 +3,9 @@
 .PHONY: up build setup lint check test test-matrix test-pgbouncer bench
 
 # The demo runs until Ctrl-C; DATABASE_URL uses your own PostgreSQL in place of a private one.
+# With a nats-server its messages go through a broker; without one, straight from outbox to inbox.
 up: build
+	@scripts/setup.sh 'nats?'
 	target/release/pgonce up --demo
 
 build:

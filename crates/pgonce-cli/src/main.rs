@@ -63,12 +63,12 @@ enum Verb {
     /// See stored messages, and put back what is parked
     #[command(subcommand)]
     Inbox(verbs::inbox::Command),
-    /// Remove intents that are past their window, in batches
+    /// Remove intents and inbox records that are past their window, and empty the outbox's old segments
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
     Archive(verbs::archive::Options),
     /// Look for what breaks the promise, with what to do about it
-    Doctor,
+    Doctor(verbs::doctor::Options),
 }
 
 /// The caller's mistake: exit code 2.
@@ -130,9 +130,11 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,
-        Verb::Purge(options) => verbs::purge::run(options, &database::needed(url)?, out).await,
+        Verb::Purge(options) => {
+            verbs::purge::run(options, verbs::purge::Extent::Everything, &database::needed(url)?, out).await
+        }
         Verb::Archive(options) => verbs::archive::run(options, &database::needed(url)?, out).await,
-        Verb::Doctor => verbs::doctor::run(&database::needed(url)?, out).await,
+        Verb::Doctor(options) => verbs::doctor::run(&options, &database::needed(url)?, out).await,
     }
 }
 

@@ -405,6 +405,176 @@ async fn doctor_sees_what_waits_and_what_is_forgotten_too_soon() {
     assert_eq!(findings(&report, "uncertain")[0].0, "warn");
 }
 
+/// The one finding of a check.
+#[track_caller]
+fn finding(url: &str, check: &str) -> (String, String) {
+    let found = findings(&doctor(url).1, check);
+    assert_eq!(found.len(), 1, "{check}: {found:?}");
+    found.into_iter().next().unwrap()
+}
+
+#[track_caller]
+fn warns(url: &str, check: &str, words: &str) {
+    let (level, what) = finding(url, check);
+    assert!(level == "warn" && what.contains(words), "{check}: {level} {what}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_sees_an_outbox_that_is_not_at_home() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let url = db.direct_url();
+    assert_eq!(finding(url, "outbox_home").0, "ok");
+    client.batch_execute("UPDATE once.outbox_home SET database_oid = 1").await.unwrap();
+    assert_eq!(finding(url, "outbox_home").0, "ok", "nothing could be passed over: it is at home with its first sink");
+    client.batch_execute("SELECT once.open_sink('s'); UPDATE once.outbox_home SET database_oid = 1").await.unwrap();
+    let (code, report) = doctor(url);
+    let found = findings(&report, "outbox_home");
+    assert!(code == 1 && found[0].0 == "fail" && found[0].1.contains("P4070"), "{found:?}");
+    let purged = pgonce(url, &["purge", "--json"]).failed();
+    assert!(purged.json()["purged"] == 0 && purged.stderr.contains("P4070"), "{purged:#?}");
+    pgonce(url, &["outbox", "adopt", "--reason", "restored"]).done();
+    assert_eq!(finding(url, "outbox_home").0, "ok");
+
+    let role = format!("ops_{}", db.name());
+    client.batch_execute(&format!("CREATE ROLE {role} LOGIN IN ROLE once_ops")).await.unwrap();
+    let ops = url.replace("postgres@", &format!("{role}@"));
+    assert_eq!(finding(&ops, "outbox_home").0, "info", "what only the owner sees is no alarm");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_sees_messages_that_nobody_takes() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let url = db.direct_url();
+    assert_eq!(finding(url, "sinks").0, "ok");
+    client.batch_execute("SELECT once.emit('orders', 'created', '{}', 'k')").await.unwrap();
+    warns(url, "sinks", "no sink");
+    client.batch_execute("SELECT once.open_sink('audit')").await.unwrap();
+    warns(url, "sinks", "nobody relays to audit: 1 messages wait");
+    let live = "INSERT INTO once.relay VALUES ('audit', 'r', clock_timestamp() + interval '1 hour')";
+    client.batch_execute(live).await.unwrap();
+    assert_eq!(finding(url, "sinks").0, "ok", "somebody is at it");
+    client.batch_execute("UPDATE once.outbox SET at = at - interval '11 minutes'").await.unwrap();
+    warns(url, "sinks", "audit is behind: 1 messages wait, the oldest for 11 minutes");
+    client.batch_execute("SELECT once.disable_sink('audit', '410 Gone')").await.unwrap();
+    warns(url, "sinks", "audit is disabled (410 Gone)");
+    let held = "INSERT INTO once.held (sink, position, lane, message_id, tenant, lane_key, state, message)
+        SELECT 'audit', n, 0, gen_random_uuid(), '', 'k', CASE n WHEN 1 THEN 'parked' ELSE 'behind' END, '{}'
+        FROM generate_series(1, 3) n";
+    client.batch_execute(held).await.unwrap();
+    warns(url, "parked", "audit: 1 messages are parked, 2 wait behind them");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_sees_an_outbox_that_cannot_turn() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let fill = "INSERT INTO once.outbox (segment, position, xid, at, message_id, tenant, topic, type, payload)
+        SELECT s, s::bigint << 40, pg_current_xact_id(), now(), gen_random_uuid(), '', 't', 't', '{}'
+        FROM generate_series(0, 14) s";
+    client.batch_execute(fill).await.unwrap();
+    let (level, what) = finding(db.direct_url(), "outbox_segments");
+    assert!(level == "ok" && what.starts_with("15 of 16"), "{what}");
+    client.batch_execute(&fill.replace("0, 14", "15, 15")).await.unwrap();
+    warns(db.direct_url(), "outbox_segments", "cannot turn");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_sees_stored_messages_that_stand_still() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let url = db.direct_url();
+    let sql = "SELECT once.receive_batch('mailer', 's', ARRAY['a'], ARRAY['1']::bytea[]);
+        SELECT once.inbox_fail(t.id, t.claim_id, false, 'no such customer') FROM once.inbox_take('mailer', 'w', 1) t;
+        SELECT once.receive_batch('books', 's', ARRAY['a'], ARRAY['1']::bytea[]);
+        SELECT once.receive_batch('stock', 's', ARRAY['a'], ARRAY['1']::bytea[], p_entities => ARRAY['e'],
+            p_versions => ARRAY[7]::bigint[]);
+        UPDATE once.inbox SET state = 'waiting' WHERE consumer = 'stock'";
+    client.batch_execute(sql).await.unwrap();
+    warns(url, "inbox", "consumer mailer: 1 messages have failed for good");
+    client.batch_execute("UPDATE once.inbox SET received_at = received_at - interval '20 minutes'").await.unwrap();
+    let found = findings(&doctor(url).1, "inbox");
+    let said = |words: &str| found.iter().any(|(level, what)| level == "warn" && what.contains(words));
+    assert!(said("consumer stock: 1 messages wait for a version before them, the oldest for 20 minutes"), "{found:?}");
+    assert!(said("consumer books: 1 messages are received, the oldest for 20 minutes"), "{found:?}");
+    assert_eq!(found.len(), 3, "{found:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_sees_consumers_that_forget_too_soon() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let url = db.direct_url();
+    let set = async |sql: &str| client.batch_execute(sql).await.unwrap();
+    assert_eq!(finding(url, "dedup").0, "ok", "7 days, and an outbox of 1");
+    set(r#"SELECT once.define_consumer('short', '{"retention": "3h"}')"#).await;
+    warns(url, "dedup", "consumer short forgets a message after 03:00:00; a message of this outbox that is replayed");
+    set("SELECT once.keep_outbox('1 hour')").await;
+    assert_eq!(finding(url, "dedup").0, "ok");
+
+    // What is parked may be resumed or sent again whenever somebody finds it.
+    set("SELECT once.open_sink('audit');
+        INSERT INTO once.held (sink, position, lane, message_id, tenant, lane_key, state, message, held_at)
+        VALUES ('audit', 1, 0, gen_random_uuid(), '', 'k', 'parked', '{}', now() - interval '4 hours')")
+    .await;
+    warns(url, "dedup", "the oldest message that a sink holds back, when it is resumed, up to 4 hours old");
+    set("DELETE FROM once.held; SELECT once.receive_batch('mailer', 's', ARRAY['a'], ARRAY['1']::bytea[]);
+        SELECT once.inbox_fail(t.id, t.claim_id, false, 'no') FROM once.inbox_take('mailer', 'w', 1) t;
+        UPDATE once.inbox SET received_at = now() - interval '5 hours'")
+    .await;
+    warns(
+        url,
+        "dedup",
+        "the oldest stored message that is parked, when its producer sends it again, up to 5 hours old",
+    );
+    set("DELETE FROM once.inbox; SELECT once.keep_outbox('1 second')").await;
+    assert_eq!(finding(url, "dedup").0, "ok");
+
+    let with_broker = |retention: &str| {
+        let ran = pgonce(url, &["doctor", "--json", "--broker-retention", retention]).done();
+        findings(&ran.json(), "dedup")
+    };
+    assert_eq!(with_broker("2h")[0].0, "ok");
+    let found = with_broker("10d");
+    assert_eq!(found.len(), 2, "the default of 7 days is too short, too: {found:?}");
+    assert!(found.iter().all(|(level, what)| level == "warn" && what.contains("the broker still has")), "{found:?}");
+    assert_eq!(pgonce(url, &["doctor", "--broker-retention", "soon"]).code, 2);
+
+    set(r#"SELECT once.define_consumer('short', '{"retention": "100s"}')"#).await;
+    warns(url, "dedup", "a message that the relay tries again, by its default settings, up to 3 minutes old");
+    set(r#"SELECT once.define_consumer('short', '{"retention": "permanent"}')"#).await;
+    assert_eq!(finding(url, "dedup").0, "ok");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn purge_takes_the_inbox_and_old_segments_along() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let url = db.direct_url();
+    let sql = "SELECT once.admit('books', 's', n::text, sha256('')) FROM generate_series(1, 5) n;
+        UPDATE once.admitted SET at = now() - interval '8 days' WHERE message_id <> '5'";
+    client.batch_execute(sql).await.unwrap();
+    let archived = pgonce(url, &["archive", "--to", "history", "--json"]).done().json();
+    assert_eq!((&archived["purged"], archived.get("inbox_purged")), (&0.into(), None), "cannot be kept, so it stays");
+    let first = pgonce(url, &["purge", "--limit", "1"]).done();
+    assert!(first.stdout.contains("purged 0 rows\npurged 1 records of the inbox"), "{first:#?}");
+    let rest = pgonce(url, &["purge", "--batch", "2", "--json"]).done().json();
+    assert_eq!((&rest["purged"], &rest["inbox_purged"], &rest["segments_emptied"]), (&0.into(), &3.into(), &0.into()));
+    assert_eq!(count(&client, "once.admitted").await, 1);
+
+    // A segment that every sink is past, and that is older than the retention.
+    let sql = "SELECT once.emit('t', 't', '{}'); UPDATE once.outbox SET at = now() - interval '2 days';
+        SELECT once.open_sink('audit', p_from_now => true);
+        UPDATE once.outbox_home SET rotated_at = now() - interval '1 day'";
+    client.batch_execute(sql).await.unwrap();
+    assert_eq!(pgonce(url, &["purge", "--json"]).done().json()["segments_emptied"], 0, "the current one: it turns");
+    client.batch_execute("UPDATE once.lane SET delivered = pg_current_snapshot()").await.unwrap();
+    let emptied = pgonce(url, &["purge"]).done();
+    assert!(emptied.stdout.contains("emptied 1 segments of the outbox"), "{emptied:#?}");
+    assert_eq!(count(&client, "once.outbox").await, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_sees_keys_that_name_attempts() {
     let db = TestDb::new().await;

@@ -102,42 +102,151 @@ fn wait_until_gone(pids: &[u32]) {
     }
 }
 
-#[test]
-fn the_demo_ends_with_as_many_effects_as_intents() {
-    let dir = temp_dir();
-    let ran: Ran = command(dir.path()).args(["up", "--demo", "--demo-seconds", "5", "--json"]).output().unwrap().into();
+/// Runs a demo to its end; what it found.
+fn demo(command: &mut Command) -> (Ran, serde_json::Value) {
+    let ran: Ran = command.args(["up", "--demo", "--json", "--demo-seconds"]).arg("5").output().unwrap().into();
     let ran = ran.done();
     let summary = ran.json();
-    assert_eq!(summary["effects_equal_intents"], true);
+    (ran, summary)
+}
+
+/// That everything arrived, once, and that something happened on the way.
+fn judge(summary: &serde_json::Value) {
+    assert_eq!(summary["effects_equal_intents"], true, "{summary}");
     assert_eq!(summary["effects"], summary["intents"]);
+    assert_eq!(summary["deliveries_equal_orders"], true, "{summary}");
+    assert_eq!(summary["messages_emitted"], summary["effects"]);
+    assert_eq!(summary["messages_delivered"], summary["effects"]);
     let many = |field: &str, least: u64| assert!(summary[field].as_u64().unwrap() >= least, "{field}: {summary}");
     many("intents", 20);
     many("attempts", 60);
     many("replays", 20);
     many("conflicts", 1);
-    many("crashes_injected", 1);
-    assert!(ran.stderr.lines().any(|line| line.ends_with("effects = intents: yes")), "{ran:#?}");
-    assert!(ran.stderr.contains("Stopped"), "{ran:#?}");
+    many("crashes_injected", 3);
 }
 
-/// The demo's own check has to be able to fail.
 #[test]
-fn the_demo_sees_a_second_effect() {
+fn the_demo_ends_with_as_many_effects_as_intents_and_deliveries_as_orders() {
+    if pgonce_testkit::brokers_skipped("the demo with NATS") {
+        return;
+    }
+    let dir = temp_dir();
+    let (ran, summary) = demo(&mut command(dir.path()));
+    judge(&summary);
+    assert_eq!(summary["broker"], "nats", "{ran:#?}");
+    assert!(ran.stderr.lines().any(|line| line.ends_with("effects = intents: yes")), "{ran:#?}");
+    assert!(ran.stderr.contains(" messages emitted, ") && ran.stderr.contains(" duplicates absorbed"), "{ran:#?}");
+    assert!(ran.stderr.contains("Stopped"), "{ran:#?}");
+    assert_eq!(nats_servers(dir.path()), Vec::<u32>::new(), "gone with the demo");
+}
+
+#[test]
+fn without_nats_the_demo_goes_from_outbox_to_inbox() {
+    let dir = temp_dir();
+    let (ran, summary) = demo(command(dir.path()).env("PGONCE_NATS_SERVER", "/nowhere/nats-server"));
+    judge(&summary);
+    assert_eq!(summary["broker"], "none");
+    let told: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("No nats-server")).collect();
+    assert!(told.len() == 1 && told[0].contains("scripts/setup.sh nats"), "{ran:#?}");
+    assert!(!dir.path().join(".pgonce/nats").exists());
+}
+
+/// The servers whose store is in this directory.
+fn nats_servers(dir: &Path) -> Vec<u32> {
+    let store = dir.join(".pgonce/nats").display().to_string();
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains("nats-server") && line.contains(&store)
+    })
+    .collect()
+}
+
+/// What was on its way when everything died arrives with the next demo, once.
+#[test]
+fn a_demo_that_was_killed_is_finished_by_the_next_one() {
+    if pgonce_testkit::brokers_skipped("the demo with NATS") {
+        return;
+    }
+    let dir = temp_dir();
+    let mut up = Up::start(dir.path(), &["--demo"]);
+    let flows = |line: &str| line.contains(" messages emitted, ") && !line.contains(" 0 delivered");
+    while !up.said.last().is_some_and(|line| flows(line)) {
+        let line = up.lines.recv_timeout(READY_LIMIT);
+        up.said.push(line.unwrap_or_else(|_| panic!("nothing is delivered: {:#?}", up.said)));
+    }
+    let mut gone = family(postmaster(dir.path()));
+    gone.extend(nats_servers(dir.path()));
+    up.signal("-KILL");
+    assert_eq!(up.end().0, None, "killed");
+    wait_until_gone(&gone);
+
+    judge(&demo(&mut command(dir.path())).1);
+    let up = Up::start(dir.path(), &[]);
+    let (orders, wrong) = all_deliveries(&url(dir.path()));
+    assert!(orders > 20 && wrong == 0, "{wrong} of {orders}");
+    up.signal("-TERM");
+    assert_eq!(up.end().0, Some(0));
+}
+
+/// The orders of all demos, and those that were not delivered once.
+#[tokio::main]
+async fn all_deliveries(url: &str) -> (i64, i64) {
+    let client = pgonce::migrate::connect(url).await.unwrap();
+    let sql = "SELECT count(*), count(*) FILTER (WHERE (SELECT count(*) FROM pgonce_demo.deliveries d
+        WHERE d.message_id = o.message_id::text) <> 1) FROM pgonce_demo.orders o";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    (row.get(0), row.get(1))
+}
+
+/// Somebody else's database: only the demo's own messages move, and nothing of it keeps the log.
+#[test]
+fn the_demo_keeps_to_its_own_messages() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let db = runtime.block_on(TestDb::new());
+    let theirs = "SELECT once.open_sink('theirs'); SELECT once.emit('orders', 'order.created', '{}');
+        SELECT once.emit('pgonceXdemo.orders', 'order.created', '{}')";
+    runtime.block_on(async { db.client().await.batch_execute(theirs).await.unwrap() });
     let dir = temp_dir();
-    let up = Up::start(dir.path(), &["--demo", "--demo-seconds", "3", "--database-url", db.direct_url()]);
+    judge(&demo(command(dir.path()).env("DATABASE_URL", db.direct_url())).1);
     runtime.block_on(async {
         let client = db.client().await;
-        let double = "INSERT INTO pgonce_demo.orders SELECT * FROM pgonce_demo.orders LIMIT 1";
-        pgonce_testkit::eventually("an order is doubled", async || {
-            client.execute(double, &[]).await.is_ok_and(|n| n == 1)
-        })
-        .await;
+        let one = async |sql: &str| client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
+        assert_eq!(one("SELECT count(*) FROM once.sinks WHERE sink = 'theirs' AND lag_messages > 2").await, 1);
+        assert_eq!(one("SELECT count(*) FROM once.sinks").await, 1, "the demo's own is forgotten");
+        assert_eq!(one("SELECT count(*) FROM once.inbox_messages WHERE topic <> 'pgonce_demo.orders'").await, 0);
+        let strangers = "SELECT count(*) FROM pgonce_demo.deliveries WHERE chapter NOT LIKE 'demo\\_%'";
+        assert_eq!(one(strangers).await, 0);
     });
-    let (code, said) = up.end();
-    assert_eq!(code, Some(1), "{said:#?}");
-    assert!(said.iter().any(|line| line.ends_with("effects = intents: NO")), "{said:#?}");
+    // A private server may move in later.
+    let up = Up::start(dir.path(), &[]);
+    up.signal("-TERM");
+    assert_eq!(up.end().0, Some(0));
+}
+
+/// The demo's own checks have to be able to fail.
+#[test]
+fn the_demo_sees_a_second_effect() {
+    for (table, said_at_the_end) in
+        [("orders", "effects = intents: NO"), ("deliveries", "deliveries = orders: NO; effects = intents: yes")]
+    {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let db = runtime.block_on(TestDb::new());
+        let dir = temp_dir();
+        let up = Up::start(dir.path(), &["--demo", "--demo-seconds", "3", "--database-url", db.direct_url()]);
+        runtime.block_on(async {
+            let client = db.client().await;
+            let double = format!("INSERT INTO pgonce_demo.{table} SELECT * FROM pgonce_demo.{table} LIMIT 1");
+            pgonce_testkit::eventually("a row is doubled", async || {
+                client.execute(&double, &[]).await.is_ok_and(|n| n == 1)
+            })
+            .await;
+        });
+        let (code, said) = up.end();
+        assert_eq!(code, Some(1), "{said:#?}");
+        assert!(said.iter().any(|line| line.ends_with(said_at_the_end)), "{said:#?}");
+    }
 }
 
 #[test]
@@ -161,6 +270,31 @@ fn sigterm_stops_everything_and_the_data_stays() {
     assert!(up.said.iter().any(|line| line.contains("up to date")), "{:#?}", up.said);
     up.signal("-INT");
     assert_eq!(up.end().0, Some(0));
+}
+
+/// Roles are the server's, so this one has a server of its own.
+#[test]
+fn doctor_misses_the_role_of_relays() {
+    let dir = temp_dir();
+    let up = Up::start(dir.path(), &[]);
+    let url = url(dir.path());
+    let roles = || {
+        let report = pgonce(&url, &["doctor", "--json"]).done().json();
+        let found = report.as_array().unwrap().iter().find(|finding| finding["check"] == "roles");
+        found.unwrap().clone()
+    };
+    assert_eq!(roles()["level"], "ok");
+    drop_relay_role(&url);
+    let found = roles();
+    assert_eq!((&found["level"], &found["what"]), (&"warn".into(), &"missing: once_relay".into()));
+    up.signal("-TERM");
+    assert_eq!(up.end().0, Some(0));
+}
+
+#[tokio::main]
+async fn drop_relay_role(url: &str) {
+    let client = pgonce::migrate::connect(url).await.unwrap();
+    client.batch_execute("DROP OWNED BY once_relay; DROP ROLE once_relay").await.unwrap();
 }
 
 #[test]

@@ -37,7 +37,10 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     let Options { command, to, batch, limit } = options;
     match command {
         Some(Command::List) => list(&database::connect(url).await?, out).await,
-        None => purge::run(purge::Options { batch, archive: to, limit }, url, out).await,
+        None => {
+            // Only intents can be kept: what else is past its window is purge's.
+            purge::run(purge::Options { batch, archive: to, limit }, purge::Extent::Intents, url, out).await
+        }
     }
 }
 

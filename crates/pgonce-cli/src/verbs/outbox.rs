@@ -288,7 +288,12 @@ async fn keep(retention: &str, client: &Client, out: Out) -> anyhow::Result<()> 
 }
 
 fn tell(out: Out, value: Value, text: &str) -> anyhow::Result<()> {
-    Ok(if out.json { out.value(&value)? } else { out.line(text)? })
+    if out.json {
+        out.value(&value)?;
+    } else {
+        out.line(text)?;
+    }
+    Ok(())
 }
 
 fn selection(options: &ReplayOptions) -> Value {

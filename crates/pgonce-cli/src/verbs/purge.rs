@@ -1,4 +1,4 @@
-//! `pgonce purge`: removes what is past its window, in batches, archiving first where asked to.
+//! `pgonce purge`: removes what is past its window, in batches, archiving intents first where asked to.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write as _};
@@ -25,10 +25,10 @@ pub struct Options {
     /// Rows a transaction
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     pub batch: i64,
-    /// Keep what goes: `history` for the partitioned table once.intent_history, or a directory for .jsonl.gz files
+    /// Keep the intents that go: `history` for the partitioned table once.intent_history, or a directory for .jsonl.gz files
     #[arg(long, value_name = "history|DIR")]
     pub archive: Option<Archive>,
-    /// Stop after so many rows
+    /// Stop after so many rows, of intents and of the inbox together
     #[arg(long, value_name = "TOTAL", value_parser = clap::value_parser!(i64).range(1..))]
     pub limit: Option<i64>,
 }
@@ -54,8 +54,28 @@ impl std::str::FromStr for Archive {
     }
 }
 
+/// What is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Intents: what can be archived.
+    Intents,
+    /// The inbox and the outbox, too.
+    Everything,
+}
+
+/// What went.
+#[derive(Debug, Default)]
+struct Gone {
+    intents: i64,
+    inbox: i64,
+    /// `None` where that was not looked at.
+    segments: Option<i64>,
+    files: Vec<PathBuf>,
+    interrupted: bool,
+}
+
 /// Purges until nothing is left, the limit is reached, or somebody stops it between two batches.
-pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
+pub async fn run(options: Options, extent: Extent, url: &str, out: Out) -> anyhow::Result<()> {
     let mut client = database::connect(url).await?;
     if let Some(Archive::Files(dir)) = &options.archive {
         fs::create_dir_all(dir).with_context(|| format!("{} cannot be made", dir.display()))?;
@@ -63,36 +83,81 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     tokio::pin!(stop);
     let spinner = spinner();
-    let (mut total, mut files) = (0i64, Vec::new());
-    let mut interrupted = false;
+    let mut gone = Gone::default();
+    let mut is_inbox = false;
     loop {
+        let total = gone.intents + gone.inbox;
         let batch = options.batch.min(options.limit.unwrap_or(i64::MAX) - total);
         let size = i32::try_from(batch).unwrap_or(i32::MAX);
-        let gone = one_batch(&mut client, size, options.archive.as_ref(), &mut files)
-            .await
-            .with_context(|| format!("stopped after {total} rows, which are purged"))?;
-        total += gone;
-        spinner.set_position(u64::try_from(total).unwrap_or(0));
-        if gone == 0 || Some(total) == options.limit {
+        let rows = match is_inbox {
+            false => one_batch(&mut client, size, options.archive.as_ref(), &mut gone.files).await,
+            true => inbox_batch(&client, size).await,
+        };
+        let rows = rows.with_context(|| format!("stopped after {total} rows, which are purged"))?;
+        *(if is_inbox { &mut gone.inbox } else { &mut gone.intents }) += rows;
+        spinner.set_position(u64::try_from(total + rows).unwrap_or(0));
+        if options.limit.is_some_and(|limit| total + rows >= limit) {
             break;
         }
+        if rows == 0 {
+            if is_inbox || extent == Extent::Intents {
+                break;
+            }
+            is_inbox = true;
+        }
         // Polled once, without waiting.
-        interrupted = tokio::select! { biased; () = &mut stop => true, () = std::future::ready(()) => false };
-        if interrupted {
+        gone.interrupted = tokio::select! { biased; () = &mut stop => true, () = std::future::ready(()) => false };
+        if gone.interrupted {
             break;
         }
     }
     spinner.finish_and_clear();
-    if interrupted {
+    let rotated = match extent {
+        Extent::Everything if !gone.interrupted => rotate(&client).await.map(Some),
+        _ => Ok(None),
+    };
+    gone.segments = rotated.as_ref().ok().copied().flatten();
+    report(&gone, extent, out)?;
+    rotated.map(drop).context("the rows are purged; the outbox's segments were not looked at")
+}
+
+fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
+    if gone.interrupted {
         say("Stopped between two batches; the rest waits for the next purge.");
     }
     if out.json {
-        return Ok(out.value(&json!({"purged": total, "interrupted": interrupted, "files": files}))?);
+        let mut all = json!({"purged": gone.intents, "interrupted": gone.interrupted, "files": gone.files});
+        if extent == Extent::Everything {
+            all["inbox_purged"] = gone.inbox.into();
+            all["segments_emptied"] = gone.segments.into();
+        }
+        return Ok(out.value(&all)?);
     }
-    for file in &files {
+    for file in &gone.files {
         out.line(&format!("wrote {}", file.display()))?;
     }
-    Ok(out.line(&format!("purged {total} rows"))?)
+    out.line(&format!("purged {} rows", gone.intents))?;
+    if gone.inbox > 0 {
+        out.line(&format!("purged {} records of the inbox", gone.inbox))?;
+    }
+    if let Some(segments @ 1..) = gone.segments {
+        out.line(&format!("emptied {segments} segments of the outbox"))?;
+    }
+    Ok(())
+}
+
+/// Dedup records and processed messages that their consumers' retention is over for: up to the size of each.
+async fn inbox_batch(client: &Client, size: i32) -> anyhow::Result<i64> {
+    // It takes so many of each kind: half of it keeps a limit. At least one, or it would never end.
+    let each = (size / 2).max(1);
+    let gone = database::json_row(client, "SELECT to_jsonb(once.purge_inbox($1))", &[(&each, Type::INT4)]).await?;
+    Ok(gone.as_i64().unwrap_or(0))
+}
+
+/// Empties the outbox's segments that every sink is past.
+async fn rotate(client: &Client) -> anyhow::Result<i64> {
+    let emptied = database::json_row(client, "SELECT to_jsonb(once.rotate_outbox())", &[]).await?;
+    Ok(emptied.as_i64().unwrap_or(0))
 }
 
 fn spinner() -> ProgressBar {

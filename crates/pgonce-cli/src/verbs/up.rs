@@ -1,6 +1,6 @@
 //! `pgonce up`: all of it on one machine. A private PostgreSQL, or yours; migrated, looked after, shown.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -21,9 +21,10 @@ use crate::{config, database};
 #[derive(Debug, Args)]
 pub struct Options {
     /// Send a stream of duplicated, raced and crashed commands, and show that effects = intents
+    /// and, behind outbox, broker and inbox, deliveries = orders
     #[arg(long)]
     pub demo: bool,
-    /// End the demo after so many seconds, with a summary; exit 1 if effects <> intents
+    /// End the demo after so many seconds, with a summary; exit 1 if effects <> intents or deliveries <> orders
     #[arg(long, value_name = "N", requires = "demo", value_parser = clap::value_parser!(u64).range(1..))]
     demo_seconds: Option<u64>,
     /// Where the private PostgreSQL keeps everything [default: ./.pgonce]
@@ -79,7 +80,7 @@ pub async fn run(options: Options, url: Option<String>, config: config::Up, out:
             cluster: None,
         },
     };
-    let served_well = serve(&options, &mut served, stop.as_mut(), out).await;
+    let served_well = serve(&options, &dir, &mut served, stop.as_mut(), out).await;
     let stopped = stop_server(served).await;
     served_well.and(stopped)
 }
@@ -162,6 +163,7 @@ fn own_name() -> String {
 
 async fn serve(
     options: &Options,
+    dir: &Path,
     served: &mut Served,
     stop: Pin<&mut impl Future<Output = ()>>,
     out: Out,
@@ -174,7 +176,7 @@ async fn serve(
         false => format!("The schema once is there: {}.", report.applied.join(", ")),
     });
     say(&try_this(served));
-    let (shop_stop, shop_stopped) = tokio::sync::oneshot::channel::<()>();
+    let (shop_stop, shop_stopped) = tokio::sync::watch::channel(());
     let (gateway, address) = start_gateway(&served.url, options.gateway_port, shop_stopped).await?;
     say(&format!(
         "A shop behind the gateway: http://{address}/orders. Twice the same, then another payload with that key:"
@@ -192,7 +194,7 @@ async fn serve(
     let upkeep = tokio::spawn(look_after(served.url.clone()));
     let work = async {
         if options.demo {
-            return demo::run(&served.url, options.demo_seconds, stop, out).await;
+            return demo::run(&served.url, dir, options.demo_seconds, stop, out).await;
         }
         stop.await;
         Ok(())
@@ -207,17 +209,28 @@ async fn serve(
     ended
 }
 
-/// The gateway, in this process, before a shop that commits its outcomes with its orders.
+/// The gateway, in this process, before a shop that commits its outcomes with its orders. It ends with `stopped`'s sender.
 async fn start_gateway(
     url: &str,
     port: Option<u16>,
-    stopped: tokio::sync::oneshot::Receiver<()>,
+    stopped: tokio::sync::watch::Receiver<()>,
 ) -> anyhow::Result<(tokio::task::JoinHandle<()>, SocketAddr)> {
     let shop = shop::start(url).await?;
-    let free = || TcpListener::bind(("127.0.0.1", GATEWAY_PORT)).map_or(0, |_| GATEWAY_PORT);
-    let listen = SocketAddr::from(([127, 0, 0, 1], port.unwrap_or_else(free)));
+    // Tried and not looked at first: somebody may take it between the look and the start.
+    match listen(url, shop, port.unwrap_or(GATEWAY_PORT), stopped.clone()).await {
+        Err(_) if port.is_none() => listen(url, shop, 0, stopped).await,
+        started => started,
+    }
+}
+
+async fn listen(
+    url: &str,
+    shop: SocketAddr,
+    port: u16,
+    mut stopped: tokio::sync::watch::Receiver<()>,
+) -> anyhow::Result<(tokio::task::JoinHandle<()>, SocketAddr)> {
     let overrides = Overrides {
-        listen: Some(listen),
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], port))),
         upstream: Some(format!("http://{shop}").parse()?),
         in_progress: Some(InProgress::Wait),
         // The shop's outcome commits with its order: what has none has not happened, and may run.
@@ -229,7 +242,7 @@ async fn start_gateway(
     let (_reload, reloads) = tokio::sync::mpsc::channel(1);
     let serving = tokio::spawn(async move {
         let stop = async move {
-            let _ = stopped.await;
+            let _ = stopped.changed().await;
         };
         let ready = move |address| {
             let _ = ready.send(address);
@@ -288,7 +301,7 @@ async fn look_after(url: String) {
         let mut sql = "SELECT count(*) FROM once.recover(1000)".to_owned();
         if purged.elapsed() >= PURGE_EVERY {
             purged = Instant::now();
-            sql.push_str("; SELECT once.purge(10000)");
+            sql.push_str("; SELECT once.purge(10000); SELECT once.purge_inbox(10000)");
         }
         if let Err(error) = client.batch_execute(&sql).await {
             tracing::warn!(error = %pgonce::Error::from(error), "recovery or purge failed; tried again soon");

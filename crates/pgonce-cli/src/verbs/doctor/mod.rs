@@ -1,16 +1,29 @@
 //! `pgonce doctor`: what breaks the promise or soon will, why it matters, and what to do.
 
 mod data;
+mod inbox;
 mod keys;
+mod outbox;
 mod schema;
 mod server;
 
+use std::time::Duration;
+
+use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use tokio_postgres::Client;
 
 use crate::output::{Out, say};
 use crate::{Found, database};
+
+/// `pgonce doctor`
+#[derive(Debug, Args)]
+pub struct Options {
+    /// How long your brokers keep messages: whether consumers know a message for that long
+    #[arg(long, value_name = "DURATION", value_parser = database::duration)]
+    broker_retention: Option<Duration>,
+}
 
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -58,9 +71,9 @@ impl Finding {
 type Findings = Result<Vec<Finding>, pgonce::Error>;
 
 /// Examines, reports, and fails if anything does.
-pub async fn run(url: &str, out: Out) -> anyhow::Result<()> {
+pub async fn run(options: &Options, url: &str, out: Out) -> anyhow::Result<()> {
     let findings = match database::connect(&without_session_settings(url)).await {
-        Ok(client) => examine(&client).await,
+        Ok(client) => examine(&client, options).await,
         Err(error) => vec![Finding::new(
             Level::Fail,
             "reachable",
@@ -74,7 +87,7 @@ pub async fn run(url: &str, out: Out) -> anyhow::Result<()> {
 }
 
 /// A check that cannot be made says so and does not hide the others.
-async fn examine(client: &Client) -> Vec<Finding> {
+async fn examine(client: &Client, options: &Options) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |check: &'static str, found: Findings| match found {
         Ok(found) => findings.extend(found),
@@ -103,6 +116,11 @@ async fn examine(client: &Client) -> Vec<Finding> {
         add("stale", data::stale(client).await);
         add("uncertain", data::uncertain(client).await);
         add("bloat", data::bloat(client).await);
+        add("outbox_home", outbox::home(client).await);
+        add("sinks", outbox::sinks(client).await);
+        add("outbox_segments", outbox::segments(client).await);
+        add("inbox", inbox::standing(client).await);
+        add("dedup", inbox::dedup(client, options.broker_retention).await);
         add("keys", keys::examine(client).await);
     }
     findings

@@ -57,20 +57,20 @@ pub async fn examine(client: &Client) -> Findings {
     Ok(findings)
 }
 
-/// The four roles.
+/// The five roles that everybody needs; `once_direct` is a choice.
 pub async fn roles(client: &Client) -> Findings {
     let sql = "SELECT to_jsonb(r.rolname) FROM pg_catalog.pg_roles r WHERE r.rolname LIKE 'once\\_%'";
     let there = database::json_rows(client, sql, &[]).await?;
-    let needed = ["once_owner", "once_app", "once_ops", "once_reader"];
+    let needed = ["once_owner", "once_app", "once_ops", "once_reader", "once_relay"];
     let missing: Vec<&str> =
         needed.into_iter().filter(|role| !there.iter().any(|found| found.as_str() == Some(role))).collect();
     Ok(vec![match missing.as_slice() {
-        [] => Finding::ok("roles", "once_owner, once_app, once_ops and once_reader exist"),
+        [] => Finding::ok("roles", "once_owner, once_app, once_ops, once_reader and once_relay exist"),
         missing => Finding::new(
             Level::Warn,
             "roles",
             format!("missing: {}", missing.join(", ")),
-            "Applications then need the owner's rights, with which they can change the tables past the protocol.",
+            "Applications or relays then need the owner's rights, with which they can change the tables past the protocol.",
             "An administrator runs the lines at the top of sql/roles.sql; then pgonce migrate.",
         ),
     }])

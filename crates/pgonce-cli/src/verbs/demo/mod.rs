@@ -1,15 +1,22 @@
 //! `pgonce up --demo`: duplicated, raced and crashed commands, and the proof that each had one effect.
 //!
 //! The orders table has nothing unique about it: a second effect would be a second row. Orders and intents
-//! commit together, so their counts are equal in every snapshot, while it runs too.
+//! commit together, so their counts are equal in every snapshot, while it runs too. Each order's message commits with it, and
+//! goes through the outbox, a broker and the inbox to a table with nothing unique about it either (`flow`).
+
+mod book;
+mod broker;
+mod faults;
+mod flow;
 
 use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pgonce::{Error, Once, Outcome, Settings};
+use pgonce::{Error, Event, Once, Outcome, Settings};
 use serde::Serialize;
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -17,6 +24,8 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
+use self::book::{Book, Counted};
+use self::flow::{Flow, Observed};
 use crate::Found;
 use crate::database;
 use crate::output::{Out, say};
@@ -25,9 +34,9 @@ const SCOPE: &str = "pgonce_demo";
 /// About 44 intents a second, sent between 3 and 6 times each: some 200 attempts a second.
 const INTENT_EVERY: Duration = Duration::from_micros(22_500);
 const INTENTS_IN_FLIGHT_MAX: usize = 32;
-/// Whatever runs for days is counted and cleared away by the chapter.
-const CHAPTER: Duration = Duration::from_secs(60);
 const FINISH_LIMIT: Duration = Duration::from_secs(30);
+/// How long the last messages may be on their way.
+const ARRIVE_LIMIT: Duration = Duration::from_secs(60);
 
 const PREPARE: &str = r#"
 CREATE SCHEMA IF NOT EXISTS pgonce_demo;
@@ -35,30 +44,14 @@ CREATE TABLE IF NOT EXISTS pgonce_demo.orders (
     chapter text NOT NULL, key text NOT NULL, amount bigint NOT NULL, claim_id uuid NOT NULL,
     at timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE INDEX IF NOT EXISTS orders_chapter ON pgonce_demo.orders (chapter);
+ALTER TABLE pgonce_demo.orders ADD COLUMN IF NOT EXISTS message_id uuid;
+CREATE TABLE IF NOT EXISTS pgonce_demo.deliveries (
+    chapter text NOT NULL, key text NOT NULL, message_id text NOT NULL,
+    at timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE INDEX IF NOT EXISTS deliveries_chapter ON pgonce_demo.deliveries (chapter);
 DELETE FROM pgonce_demo.orders WHERE at < clock_timestamp() - interval '1 hour';
+DELETE FROM pgonce_demo.deliveries WHERE at < clock_timestamp() - interval '1 hour';
 SELECT once.define_scope('pgonce_demo', '{"retention": "1h"}')"#;
-/// One statement, one snapshot. In the order of bytes '.' follows '-': the range is the chapter's keys.
-const COUNT: &str = "
-SELECT jsonb_build_object(
-    'effects', (SELECT count(*) FROM pgonce_demo.orders o WHERE o.chapter = $1),
-    'intents', (SELECT count(*) FROM once.intents i WHERE i.tenant = '' AND i.scope = 'pgonce_demo'
-                AND i.key >= $1 || '-' AND i.key < $1 || '.' AND i.status = 'succeeded'))";
-
-/// What the database says.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Counted {
-    effects: i64,
-    intents: i64,
-}
-
-impl std::ops::Add for Counted {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { effects: self.effects + other.effects, intents: self.intents + other.intents }
-    }
-}
-
 /// What the callers saw.
 #[derive(Debug, Default)]
 struct Seen {
@@ -83,22 +76,39 @@ struct Summary {
     conflicts: u64,
     crashes_injected: u64,
     unanswered: u64,
+    messages_emitted: i64,
+    messages_delivered: i64,
+    duplicates_absorbed: u64,
+    broker: &'static str,
     effects_equal_intents: bool,
+    deliveries_equal_orders: bool,
+    /// While it runs, a message that is missing is on its way. One that came twice is wrong at any time.
+    #[serde(skip)]
+    on_their_way: i64,
 }
 
 impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let yes_or_no = |yes: bool| if yes { "yes" } else { "NO" };
         write!(
             f,
-            "{} intents, {} attempts, {} effects, {} replays, {} conflicts, {} crashes injected; effects = intents: {}",
+            "{} intents, {} attempts, {} effects, {} replays, {} conflicts, {} crashes injected; {} messages emitted, \
+             {} delivered, {} duplicates absorbed; ",
             self.intents,
             self.attempts,
             self.effects,
             self.replays,
             self.conflicts,
             self.crashes_injected,
-            if self.effects_equal_intents { "yes" } else { "NO" }
-        )
+            self.messages_emitted,
+            self.messages_delivered,
+            self.duplicates_absorbed,
+        )?;
+        match self.on_their_way {
+            1.. => write!(f, "{} on their way", self.on_their_way)?,
+            _ => write!(f, "deliveries = orders: {}", yes_or_no(self.deliveries_equal_orders))?,
+        }
+        write!(f, "; effects = intents: {}", yes_or_no(self.effects_equal_intents))
     }
 }
 
@@ -107,13 +117,25 @@ struct Demo {
     /// Counts, and terminates backends.
     observer: Client,
     seen: Seen,
+    observed: Arc<Observed>,
 }
 
-/// Sends until stopped, or for so many seconds.
+/// Sends until stopped, or for so many seconds; then waits for what is on its way.
 pub async fn run(
     url: &str,
+    dir: &Path,
     seconds: Option<u64>,
-    mut stop: Pin<&mut impl Future<Output = ()>>,
+    stop: Pin<&mut impl Future<Output = ()>>,
+    out: Out,
+) -> anyhow::Result<()> {
+    tokio::task::LocalSet::new().run_until(show(url, dir, seconds, stop, out)).await
+}
+
+async fn show(
+    url: &str,
+    dir: &Path,
+    seconds: Option<u64>,
+    stop: Pin<&mut impl Future<Output = ()>>,
     out: Out,
 ) -> anyhow::Result<()> {
     let observer = database::connect(url).await?;
@@ -121,8 +143,41 @@ pub async fn run(
     let mut settings = Settings::from_url(url);
     settings.pool_max = 12;
     settings.claimed_by = Some("pgonce demo".into());
-    let demo = Arc::new(Demo { once: Once::with_settings(settings).await?, observer, seen: Seen::default() });
+    let once = Once::with_settings(settings).await?;
+    let observed = Arc::new(Observed::default());
+    let flow = Flow::start(url, dir, &observer, Arc::clone(&observed)).await?;
+    let demo = Arc::new(Demo { once, observer, seen: Seen::default(), observed });
     let mut book = Book::new();
+    send(&demo, &mut book, flow.broker, seconds, stop).await?;
+    flow.calm();
+    arrive(&demo, &mut book, flow.broker).await?;
+    let broker = flow.broker;
+    flow.stop().await;
+    let counted = book.count(&demo.observer).await?;
+    let mut summary = demo.summary(counted, broker);
+    summary.on_their_way = 0;
+    live_end();
+    match counted.has_arrived() {
+        true => flow::forget(&demo.observer).await?,
+        false => flow::say_kept(),
+    }
+    if out.json {
+        out.value(&serde_json::to_value(&summary)?)?;
+    } else {
+        out.line(&summary.to_string())?;
+    }
+    let all_well = summary.effects_equal_intents && summary.deliveries_equal_orders && summary.intents > 0;
+    if all_well { Ok(()) } else { Err(Found.into()) }
+}
+
+/// The storm, until it is time, and until its last command has come back.
+async fn send(
+    demo: &Arc<Demo>,
+    book: &mut Book,
+    broker: &'static str,
+    seconds: Option<u64>,
+    mut stop: Pin<&mut impl Future<Output = ()>>,
+) -> anyhow::Result<()> {
     let mut sent = JoinSet::new();
     let mut next = tokio::time::interval(INTENT_EVERY);
     next.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -140,10 +195,10 @@ pub async fn run(
             () = stop.as_mut() => break,
             () = &mut end => break,
             _ = next.tick(), if sent.len() < INTENTS_IN_FLIGHT_MAX => {
-                sent.spawn(send_intent(Arc::clone(&demo), book.open_chapter()));
+                sent.spawn(send_intent(Arc::clone(demo), book.open_chapter()));
             }
             Some(_) = sent.join_next() => {}
-            _ = status.tick() => live(&demo.summary(book.count(&demo.observer).await?)),
+            _ = status.tick() => live(&demo.summary(book.count(&demo.observer).await?, broker)),
         }
     }
     let finish = async { while sent.join_next().await.is_some() {} };
@@ -151,18 +206,27 @@ pub async fn run(
         say("\nSome commands did not come back in time; they are cut off, as by a crash.");
         sent.shutdown().await;
     }
-    let summary = demo.summary(book.count(&demo.observer).await?);
-    live_end();
-    if out.json {
-        out.value(&serde_json::to_value(&summary)?)?;
-    } else {
-        out.line(&summary.to_string())?;
+    Ok(())
+}
+
+/// Waits until the last message has arrived, for a time.
+async fn arrive(demo: &Demo, book: &mut Book, broker: &'static str) -> anyhow::Result<()> {
+    let (deadline, mut shown) = (Instant::now() + ARRIVE_LIMIT, Instant::now());
+    loop {
+        let counted = book.count(&demo.observer).await?;
+        if counted.has_arrived() || Instant::now() > deadline {
+            return Ok(());
+        }
+        if shown.elapsed() >= Duration::from_secs(1) {
+            shown = Instant::now();
+            live(&demo.summary(counted, broker));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    if summary.effects_equal_intents && summary.intents > 0 { Ok(()) } else { Err(Found.into()) }
 }
 
 impl Demo {
-    fn summary(&self, counted: Counted) -> Summary {
+    fn summary(&self, counted: Counted, broker: &'static str) -> Summary {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Summary {
             intents: counted.intents,
@@ -170,65 +234,17 @@ impl Demo {
             effects: counted.effects,
             replays: read(&self.seen.replays),
             conflicts: read(&self.seen.conflicts),
-            crashes_injected: read(&self.seen.crashes),
+            crashes_injected: read(&self.seen.crashes) + read(&self.observed.crashes),
             unanswered: read(&self.seen.unanswered),
+            messages_emitted: counted.emitted,
+            messages_delivered: counted.delivered,
+            duplicates_absorbed: read(&self.observed.duplicates),
+            broker,
             effects_equal_intents: counted.effects == counted.intents,
+            deliveries_equal_orders: counted.is_delivered(),
+            on_their_way: if counted.delivered == counted.arrived { counted.effects - counted.arrived } else { 0 },
         }
     }
-}
-
-/// The chapters: the open one, those whose last commands are still on their way, and the sum of the others.
-struct Book {
-    open: Arc<str>,
-    opened: Instant,
-    closing: Vec<Arc<str>>,
-    closed: Counted,
-}
-
-impl Book {
-    fn new() -> Self {
-        Self { open: chapter_name(), opened: Instant::now(), closing: Vec::new(), closed: Counted::default() }
-    }
-
-    fn open_chapter(&mut self) -> Arc<str> {
-        if self.opened.elapsed() >= CHAPTER {
-            self.closing.push(std::mem::replace(&mut self.open, chapter_name()));
-            self.opened = Instant::now();
-        }
-        Arc::clone(&self.open)
-    }
-
-    /// Everything so far. A closed chapter that is right leaves the orders table; its intents go with their
-    /// window. One that is wrong stays, for whoever wants to see it.
-    async fn count(&mut self, observer: &Client) -> Result<Counted, Error> {
-        for chapter in std::mem::take(&mut self.closing) {
-            if Arc::strong_count(&chapter) > 1 {
-                self.closing.push(chapter);
-                continue;
-            }
-            let counted = count(observer, &chapter).await?;
-            self.closed = self.closed + counted;
-            if counted.effects == counted.intents {
-                let sql = "DELETE FROM pgonce_demo.orders WHERE chapter = $1";
-                observer.execute_typed(sql, &[(&&*chapter, Type::TEXT)]).await?;
-            }
-        }
-        let mut all = self.closed + count(observer, &self.open).await?;
-        for chapter in &self.closing {
-            all = all + count(observer, chapter).await?;
-        }
-        Ok(all)
-    }
-}
-
-fn chapter_name() -> Arc<str> {
-    format!("demo_{}", Uuid::new_v4().simple()).into()
-}
-
-async fn count(observer: &Client, chapter: &str) -> Result<Counted, Error> {
-    let row = database::json_row(observer, COUNT, &[(&chapter, Type::TEXT)]).await?;
-    let read = |field: &str| row[field].as_i64().unwrap_or(0);
-    Ok(Counted { effects: read("effects"), intents: read("intents") })
 }
 
 /// What happens to one attempt.
@@ -313,9 +329,18 @@ async fn create_order(demo: &Arc<Demo>, chapter: &str, key: &str, fate: Fate) ->
                 kill_soon(Arc::clone(demo), row.try_get(0)?);
             }
             let claim_id = tx.claim_id();
+            // A new order has no rival for its key, so its row may come after its message, and carry its id.
+            let told = json!({"chapter": chapter, "key": key, "amount": amount});
+            let message_id = tx.emit(Event::new(flow::TOPIC, "order.created", &told).ordered_by(key)).await?;
             tx.execute_typed(
-                "INSERT INTO pgonce_demo.orders (chapter, key, amount, claim_id) VALUES ($1, $2, $3, $4)",
-                &[(&chapter, Type::TEXT), (&key, Type::TEXT), (&amount, Type::INT8), (&claim_id, Type::UUID)],
+                "INSERT INTO pgonce_demo.orders (chapter, key, amount, claim_id, message_id) VALUES ($1, $2, $3, $4, $5)",
+                &[
+                    (&chapter, Type::TEXT),
+                    (&key, Type::TEXT),
+                    (&amount, Type::INT8),
+                    (&claim_id, Type::UUID),
+                    (&message_id, Type::UUID),
+                ],
             )
             .await?;
             tx.made("order", claim_id.to_string());
