@@ -14,23 +14,17 @@ DECLARE
     v_target pg_snapshot := coalesce(p_target, pg_current_snapshot());
     v_xmax xid8 := pg_snapshot_xmax(p_delivered);
     v_open xid8[] := ARRAY(SELECT pg_snapshot_xip(p_delivered));
-    v_found boolean := false;
 BEGIN
     IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
         RAISE EXCEPTION 'the outbox is not read in a transaction that has written' USING ERRCODE = '25001',
             DETAIL = 'A snapshot counts its own transaction as seen, before it has committed.', HINT = 'Read in a transaction of its own.';
     END IF;
-    FOR target, "position", xid, lane IN
-        SELECT v_target::text, d.position, d.xid::text::bigint, d.lane
-        FROM once.outbox_wanted(p_sink, v_xmax, v_open, v_target, p_after) d
-        WHERE d.lane = ANY (p_lanes)
-        ORDER BY d.position LIMIT least(p_limit, 1000000)
-    LOOP
-        v_found := true;
-        RETURN NEXT;
-    END LOOP;
-    IF NOT v_found THEN
-        SELECT v_target::text, NULL, NULL, NULL INTO target, "position", xid, lane;
-        RETURN NEXT;
+    RETURN QUERY
+    SELECT v_target::text, d.position, d.xid::text::bigint, d.lane
+    FROM once.outbox_wanted(p_sink, v_xmax, v_open, v_target, p_after) d
+    WHERE d.lane = ANY (p_lanes)
+    ORDER BY d.position LIMIT least(p_limit, 1000000);
+    IF NOT FOUND THEN -- the snapshot is told all the same
+        RETURN QUERY SELECT v_target::text, NULL::bigint, NULL::bigint, NULL::smallint;
     END IF;
 END $$;

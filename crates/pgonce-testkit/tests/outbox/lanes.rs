@@ -162,3 +162,25 @@ async fn bad_input_changes_nothing() {
     }
     assert_eq!(number(&client, "SELECT count(*) FROM once.sink").await, 1);
 }
+
+/// One carries a replay out at a time; what another one says of it is refused until the lease is over.
+#[tokio::test]
+async fn a_replay_is_fenced() {
+    let db = TestDb::new().await;
+    let client = sink(&db).await;
+    let id = number(&client, "SELECT id FROM once.ask_replay('s', '{}', 'ann', 'a test')").await;
+    client.batch_execute("UPDATE once.outbox_replay SET upto = 10").await.unwrap();
+    let (mine, other) = (Uuid::new_v4(), Uuid::new_v4());
+    client.batch_execute("SELECT once.emit('t', 'x', '{}')").await.unwrap();
+    client.batch_execute("UPDATE once.lane SET delivered = '9000000000:9000000000:'").await.unwrap();
+    let go_on = |claim: Uuid| format!("SELECT * FROM once.continue_replay({id}, 's', '{claim}')");
+    let record = |claim: Uuid| format!("SELECT once.record_replay({id}, '{claim}', 0, 1)");
+    client.batch_execute(&go_on(mine)).await.unwrap();
+    assert_eq!(refused(&client, &go_on(other)).await, "P4071");
+    assert_eq!(refused(&client, &record(other)).await, "P4071");
+    client.batch_execute(&record(mine)).await.unwrap();
+    db.travel(Duration::from_secs(61)).await;
+    client.batch_execute("UPDATE once.outbox_replay SET position = -1").await.unwrap();
+    client.batch_execute(&go_on(other)).await.unwrap();
+    assert_eq!(refused(&client, &record(mine)).await, "P4071", "the one before is too late");
+}
