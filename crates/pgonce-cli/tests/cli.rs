@@ -440,6 +440,8 @@ async fn doctor_sees_an_outbox_that_is_not_at_home() {
     client.batch_execute(&format!("CREATE ROLE {role} LOGIN IN ROLE once_ops")).await.unwrap();
     let ops = url.replace("postgres@", &format!("{role}@"));
     assert_eq!(finding(&ops, "outbox_home").0, "info", "what only the owner sees is no alarm");
+    let levels = findings(&doctor(&ops).1, "dedup").into_iter().map(|(level, _)| level).collect::<Vec<_>>();
+    assert_eq!(levels, ["info", "ok"], "the other horizons are looked at");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -127,3 +127,60 @@ async fn count(observer: &Client, chapter: &str) -> Result<Counted, Error> {
         arrived: read("arrived"),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use pgonce_testkit::TestDb;
+
+    use super::*;
+
+    /// A chapter with one order, closed so long ago.
+    async fn closed(client: &Client, book: &mut Book, once: &pgonce::Once) -> Arc<str> {
+        let chapter = chapter_name();
+        let key = format!("{chapter}-1");
+        once.intent("pgonce_demo", &key).run(async |_| Ok(1)).await.unwrap();
+        let sql = "INSERT INTO pgonce_demo.orders (chapter, key, amount, claim_id, message_id)
+            VALUES ($1, $2, 1, gen_random_uuid(), gen_random_uuid())";
+        client.execute(sql, &[&&*chapter, &key]).await.unwrap();
+        let since = Instant::now().checked_sub(CLOSING_MIN).unwrap();
+        book.closing.push((Arc::clone(&chapter), since));
+        chapter
+    }
+
+    async fn deliver(client: &Client, chapter: &str) {
+        let sql = "INSERT INTO pgonce_demo.deliveries (chapter, key, message_id)
+            SELECT o.chapter, o.key, o.message_id::text FROM pgonce_demo.orders o WHERE o.chapter = $1";
+        client.execute(sql, &[&chapter]).await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_chapter_leaves_both_tables_when_it_has_arrived_and_is_right() {
+        let db = TestDb::new().await;
+        let client = db.client().await;
+        client.batch_execute(super::super::PREPARE).await.unwrap();
+        let once = pgonce::Once::connect(db.url()).await.unwrap();
+        let mut book = Book::new();
+        let left = async |table: &str| -> i64 {
+            client.query_one(&format!("SELECT count(*) FROM pgonce_demo.{table}"), &[]).await.unwrap().get(0)
+        };
+
+        let chapter = closed(&client, &mut book, &once).await;
+        deliver(&client, &chapter).await;
+        book.count(&client).await.unwrap();
+        assert_eq!(book.closing.len(), 1, "somebody still sends");
+        drop(chapter);
+        let all = book.count(&client).await.unwrap();
+        assert!(all.is_delivered() && all.effects == 1 && book.closing.is_empty(), "{all:?}");
+        assert_eq!((left("orders").await, left("deliveries").await), (0, 0));
+        assert_eq!(book.count(&client).await.unwrap(), all, "and stays counted");
+
+        let late = closed(&client, &mut book, &once).await.to_string();
+        let all = book.count(&client).await.unwrap();
+        assert!(!all.has_arrived() && book.closing.len() == 1, "a message is on its way: {all:?}");
+        deliver(&client, &late).await;
+        deliver(&client, &late).await;
+        let all = book.count(&client).await.unwrap();
+        assert!(!all.is_delivered() && all.has_arrived() && book.closing.is_empty(), "{all:?}");
+        assert_eq!((left("orders").await, left("deliveries").await), (1, 2), "what is wrong stays to be seen");
+    }
+}

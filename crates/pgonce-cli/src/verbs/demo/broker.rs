@@ -74,10 +74,19 @@ impl Broker {
         Ok(())
     }
 
-    /// Whether everything in the stream was acknowledged.
-    pub async fn is_empty(&self) -> anyhow::Result<bool> {
+    /// Whether the consumer has got and acknowledged everything.
+    pub async fn is_idle(&self, consumer: &str) -> anyhow::Result<bool> {
         let context = jetstream::new(async_nats::connect(self.url()).await?);
-        Ok(context.get_stream(STREAM).await?.get_info().await?.state.messages == 0)
+        let info = context.get_stream(STREAM).await?.consumer_info(consumer).await?;
+        Ok(info.num_pending == 0 && info.num_ack_pending == 0)
+    }
+
+    /// Nothing is left for the next demo. A server that was killed may still have what was acknowledged before, and would
+    /// deliver it when the inbox does not know it any more.
+    pub async fn clear(&self) -> anyhow::Result<()> {
+        let context = jetstream::new(async_nats::connect(self.url()).await?);
+        context.get_stream(STREAM).await?.purge().await?;
+        Ok(())
     }
 
     async fn kill(&mut self) {

@@ -253,8 +253,13 @@ impl Carried {
         }
         let _ = phases.wait_for(|phase| *phase == Phase::Stop).await;
         relay.stop().await;
-        self.until_stream_is_empty().await;
+        let is_idle = self.until_idle().await;
         consumer.stop().await;
+        if let Some(broker) = self.broker.as_ref().filter(|_| is_idle)
+            && let Err(error) = broker.clear().await
+        {
+            tracing::warn!("the demo's stream was not emptied: {}", explain(&error));
+        }
     }
 
     async fn crash_broker(&mut self) {
@@ -265,13 +270,17 @@ impl Carried {
         }
     }
 
-    /// What the relay sent twice is still to be known again: the next demo may come when nobody knows it any more.
-    async fn until_stream_is_empty(&self) {
-        let Some(broker) = &self.broker else { return };
+    /// What the relay sent twice is still to be seen, and known again. Then the stream may be emptied.
+    async fn until_idle(&self) -> bool {
+        let Some(broker) = &self.broker else { return true };
         let deadline = Instant::now() + STOP_LIMIT;
-        while Instant::now() < deadline && !broker.is_empty().await.unwrap_or(false) {
+        while Instant::now() < deadline {
+            if broker.is_idle(NAME).await.unwrap_or(false) {
+                return true;
+            }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        false
     }
 
     fn open_sink(&self) -> anyhow::Result<Arc<dyn Sink>> {
