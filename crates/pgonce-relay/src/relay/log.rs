@@ -1,6 +1,7 @@
 //! What the relay asks the database: the functions of `sql/functions/outbox`, typed. Nothing here is prepared, so that a
 //! pooler in transaction mode may be between.
 
+use futures_util::future::try_join;
 use serde::Serialize;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
@@ -12,6 +13,8 @@ use crate::{Aggregate, Message};
 #[derive(Debug)]
 pub(crate) struct Log {
     client: Client,
+    /// Progress is recorded on a connection of its own: reading goes on while a commit is flushed.
+    records: Client,
 }
 
 /// How far a lane has come: everything that `delivered` sees; and of what `target` sees beyond it, up to `position`.
@@ -74,7 +77,8 @@ type Asked<T> = Result<T, tokio_postgres::Error>;
 
 impl Log {
     pub async fn connect(url: &str) -> Result<Self, pgonce::Error> {
-        Ok(Self { client: pgonce::migrate::connect(url).await? })
+        let (client, records) = try_join(pgonce::migrate::connect(url), pgonce::migrate::connect(url)).await?;
+        Ok(Self { client, records })
     }
 
     /// Names the sink; why its work stands still, if it does.
@@ -186,7 +190,7 @@ impl Log {
             (&position, Type::INT8),
             (&held, Type::JSONB),
         ];
-        self.client.query_typed(sql, &parameters).await.map(drop)
+        self.records.query_typed(sql, &parameters).await.map(drop)
     }
 
     /// The keys of these lanes that have something held.
