@@ -24,7 +24,7 @@ async fn two_services_agree_after_a_hundred_thousand_messages_under_faults() {
         writers.spawn(async move {
             for round in 0..MESSAGES / WRITERS / A_TRANSACTION {
                 // Accounts are locked in one order: writers wait for each other, and never deadlock.
-                let one = "SELECT count(transfer(((n * 10 + $1 * 3) % 500)::int, n + $1))
+                let one = "SELECT count(transfer(((n * 10 + $1::bigint * 3) % 500)::int, n + $1))
                     FROM (SELECT n FROM generate_series(1, $2::bigint) n ORDER BY (n * 10 + $1 * 3) % 500, n) o";
                 if round % 10 == 3 {
                     client.batch_execute("BEGIN").await.unwrap();
