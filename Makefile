@@ -1,6 +1,6 @@
 # make up: everything on this machine. make test: every test. make bench: the ratios. make check: linters.
 
-.PHONY: up build setup lint check test test-matrix test-pgbouncer bench
+.PHONY: up build setup lint check test test-messages test-matrix test-pgbouncer bench
 
 # The demo runs until Ctrl-C; DATABASE_URL uses your own PostgreSQL in place of a private one.
 # With a nats-server its messages go through a broker; without one, straight from outbox to inbox.
@@ -30,6 +30,10 @@ check: lint
 test: setup
 	cargo test --workspace --all-features --locked
 	@case "$(SKIP_BROKERS)" in ""|0) ;; *) echo "SKIPPED: brokers (NATS, RabbitMQ, Kafka), as SKIP_BROKERS says" ;; esac
+
+# A hundred thousand messages from one service to another while everything is killed in turn: some minutes.
+test-messages: setup
+	PGONCE_TEST_MESSAGES=100000 cargo test --locked -p pgonce-cli --all-features --test messages -- two_services
 
 # The suite on each supported version of PostgreSQL, then once through PgBouncer in transaction mode.
 test-matrix: setup
