@@ -13,7 +13,7 @@ use pgonce_relay::source;
 use tokio::sync::watch;
 
 use crate::output::say;
-use crate::verbs::up::stop_signal;
+use crate::verbs::up::stop_watch;
 use crate::{WrongUse, metrics};
 
 /// `pgonce consume`
@@ -55,12 +55,7 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
     settings.pool_max = usize::from(options.at_once) + 4;
     settings.claimed_by = Some(format!("pgonce consume {}", options.consumer));
     let once = Once::with_settings(settings).await?;
-    let (stopping, stop) = watch::channel(false);
-    let signal = stop_signal()?;
-    tokio::spawn(async move {
-        signal.await;
-        stopping.send_replace(true);
-    });
+    let stop = stop_watch()?;
     let stopped = |mut stop: watch::Receiver<bool>| async move {
         let _ = stop.wait_for(|stop| *stop).await;
     };

@@ -6,14 +6,13 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use pgonce_relay::relay::replay::{Progress, Replay};
 use serde_json::{Map, Value, json};
-use tokio::sync::watch;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::database::{self, Param};
 use crate::output::{Column, Out, say};
 use crate::verbs::relay;
-use crate::verbs::up::stop_signal;
+use crate::verbs::up::stop_watch;
 use crate::{Found, WrongUse};
 
 /// `pgonce outbox …`
@@ -355,12 +354,7 @@ async fn carry_out(
     sink: std::sync::Arc<dyn pgonce_relay::Sink>,
     out: Option<Out>,
 ) -> anyhow::Result<()> {
-    let (stopping, stop) = watch::channel(false);
-    let signal = stop_signal()?;
-    tokio::spawn(async move {
-        signal.await;
-        stopping.send_replace(true);
-    });
+    let stop = stop_watch()?;
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}")?);
     bar.enable_steady_tick(Duration::from_millis(200));

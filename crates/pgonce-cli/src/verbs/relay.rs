@@ -10,11 +10,11 @@ use pgonce_relay::Target;
 use pgonce_relay::relay::{self, Finished, RelaySettings, SinkSettings};
 use pgonce_relay::sink::{self, Sink};
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::output::{Out, say};
-use crate::verbs::up::stop_signal;
+use crate::verbs::up::stop_watch;
 use crate::{Found, WrongUse, metrics};
 
 /// `pgonce relay`
@@ -89,12 +89,7 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
         return Err(WrongUse("two sinks have the same name: give each its own, as ?name=…".into()).into());
     }
     metrics::serve(options.metrics).await?;
-    let (stopping, stop) = watch::channel(false);
-    let signal = stop_signal()?;
-    tokio::spawn(async move {
-        signal.await;
-        stopping.send_replace(true);
-    });
+    let stop = stop_watch()?;
     let (ready, mut is_ready) = mpsc::channel(opened.len());
     let mut running = JoinSet::new();
     let count = opened.len();

@@ -11,6 +11,7 @@ use pgonce_cluster::{Binaries, Cluster, ClusterOptions, StopMode};
 use pgonce_http::InProgress;
 use pgonce_http::gateway::{self, config::ConfigSource, config::Overrides, config::Stale};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tokio_postgres::Client;
 
 use crate::output::{Out, say};
@@ -176,7 +177,7 @@ async fn serve(
         false => format!("The schema once is there: {}.", report.applied.join(", ")),
     });
     say(&try_this(served));
-    let (shop_stop, shop_stopped) = tokio::sync::watch::channel(());
+    let (shop_stop, shop_stopped) = watch::channel(());
     let (gateway, address) = start_gateway(&served.url, options.gateway_port, shop_stopped).await?;
     say(&format!(
         "A shop behind the gateway: http://{address}/orders. Twice the same, then another payload with that key:"
@@ -213,7 +214,7 @@ async fn serve(
 async fn start_gateway(
     url: &str,
     port: Option<u16>,
-    stopped: tokio::sync::watch::Receiver<()>,
+    stopped: watch::Receiver<()>,
 ) -> anyhow::Result<(tokio::task::JoinHandle<()>, SocketAddr)> {
     let shop = shop::start(url).await?;
     // Tried and not looked at first: somebody may take it between the look and the start.
@@ -227,7 +228,7 @@ async fn listen(
     url: &str,
     shop: SocketAddr,
     port: u16,
-    mut stopped: tokio::sync::watch::Receiver<()>,
+    mut stopped: watch::Receiver<()>,
 ) -> anyhow::Result<(tokio::task::JoinHandle<()>, SocketAddr)> {
     let overrides = Overrides {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], port))),
@@ -308,6 +309,17 @@ async fn look_after(url: String) {
         }
         connected = Some(client);
     }
+}
+
+/// Turns true when somebody wants us to stop.
+pub fn stop_watch() -> std::io::Result<watch::Receiver<bool>> {
+    let (stopping, stop) = watch::channel(false);
+    let signal = stop_signal()?;
+    tokio::spawn(async move {
+        signal.await;
+        stopping.send_replace(true);
+    });
+    Ok(stop)
 }
 
 /// Resolves at the first SIGINT or SIGTERM from now on.
