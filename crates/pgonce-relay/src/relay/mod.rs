@@ -147,6 +147,7 @@ pub async fn run(
         };
         if stopping {
             say_goodbye(settings, &sink_settings.name).await;
+            sink.close().await;
             return Ok(finished);
         }
         pause = (pause * 2).min(Duration::from_secs(5));

@@ -121,7 +121,11 @@ impl<'a> Session<'a> {
             self.take_lanes().await?;
             let worked = match self.cycle(stop, finished).await {
                 Ok(worked) => worked,
-                Err(Stopped::Left) => continue,
+                Err(Stopped::Left) => {
+                    // Until the keeper has told again what is ours there is nothing to do, and nothing to be busy with.
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
                 Err(Stopped::Broken(error)) => return Err(error),
             };
             if worked {
