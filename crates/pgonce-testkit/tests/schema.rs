@@ -570,7 +570,7 @@ const FIRST_VERSION: &str = "
     DROP SEQUENCE once.outbox_position;
     DROP TYPE once.claim_answer, once.completion_answer, once.renewal_answer CASCADE;
     DROP FUNCTION once.claim_any, once.own, once.own_existing, once.sort_stale;
-    DROP TABLE once.inbox, once.admitted, once.inbox_stream, once.entity_version, once.consumer CASCADE;
+    DROP TABLE once.inbox, once.admitted, once.admitted_range, once.inbox_stream, once.entity_version, once.consumer CASCADE;
     DROP TYPE once.message_result, once.inbox_state CASCADE;
     CREATE FUNCTION once.claim_any(p_scope text, p_key text, p_fingerprint bytea, p_mode text, p_claimed_by text, p_lease interval,
         p_wait interval, p_tenant text) RETURNS once.claim_result LANGUAGE sql AS 'SELECT NULL::once.claim_result';

@@ -41,6 +41,9 @@ BEGIN
         retention = excluded.retention, attempts_max = excluded.attempts_max, backoff = excluded.backoff,
         backoff_max = excluded.backoff_max, gap_max = excluded.gap_max, on_poison = excluded.on_poison,
         lease = excluded.lease, updated_at = excluded.updated_at;
+    IF v_new.retention IS DISTINCT FROM v_old.retention THEN
+        UPDATE once.admitted_range SET due = '-infinity'; -- reckoned with the old one
+    END IF;
     INSERT INTO once.audit (actor, action, tenant, scope, key, reason)
         VALUES (session_user, 'define_consumer', p_tenant, p_consumer, '', p_policy::text);
 END $$;

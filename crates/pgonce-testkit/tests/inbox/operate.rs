@@ -161,6 +161,30 @@ async fn purge_keeps_what_is_unfinished_or_unexpired() {
     assert_eq!(admit(&client, "old", b"another body, after the window").await.unwrap(), "new");
 }
 
+/// Purge remembers when each stretch of the table has something to remove; a shorter retention is not what it reckoned with.
+#[tokio::test]
+async fn purge_looks_again_when_retention_is_shorter() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (purge, hour) = ("SELECT once.purge_inbox()", Duration::from_secs(3600));
+    define(&db, r#"{"retention": "30d"}"#).await;
+    admit(&client, "first", b"h").await.unwrap();
+    db.travel(hour * 12).await;
+    assert_eq!(number(&client, purge).await, 0);
+    define(&db, r#"{"retention": "13h"}"#).await;
+    admit(&client, "second", b"h").await.unwrap();
+    db.travel(hour * 14).await;
+    assert_eq!(number(&client, purge).await, 1);
+    assert_eq!(number(&client, purge).await, 0, "the second is two hours old");
+    // A consumer that had no message when purge looked keeps its own for less.
+    client.batch_execute("SELECT once.define_consumer('brief', '{\"retention\": \"1h\"}')").await.unwrap();
+    assert_eq!(number(&client, purge).await, 0);
+    number(&client, "SELECT count(*) FROM once.admit('brief', 's', 'third', '\\x01')").await;
+    db.travel(hour * 16).await;
+    assert_eq!(number(&client, purge).await, 1);
+    assert_eq!(number(&client, "SELECT count(*) FROM once.admitted WHERE message_id = 'second'").await, 1);
+}
+
 #[tokio::test]
 async fn purge_goes_in_batches_and_waits_for_nobody() {
     let db = TestDb::new().await;
