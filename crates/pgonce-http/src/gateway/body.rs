@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Version, header};
+use http::{HeaderMap, Response, Version, header};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -22,7 +22,7 @@ pub(crate) enum Body {
     /// Known to the last byte.
     Whole(Option<Bytes>),
     /// Whatever the other side sends.
-    Streaming(Incoming),
+    Streaming(Arriving),
     /// Passed on piece by piece by whoever records it; the last piece comes when the outcome is stored.
     Recorded { pieces: mpsc::Receiver<Result<Bytes, BodyError>>, left: Option<u64> },
 }
@@ -30,6 +30,59 @@ pub(crate) enum Body {
 impl Body {
     pub(crate) fn empty() -> Self {
         Self::Whole(None)
+    }
+}
+
+/// What the other side sends, and whether it was all.
+#[derive(Debug)]
+pub(crate) struct Arriving {
+    incoming: Incoming,
+    http2: bool,
+}
+
+/// Why a body that came from the other side is not whole.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CutOff {
+    /// The connection ended, or the stream was reset.
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+    /// The stream was reset without an error.
+    #[error("the stream was reset before its end")]
+    Reset,
+}
+
+impl Arriving {
+    pub(crate) fn new(incoming: Incoming, version: Version) -> Self {
+        Self { incoming, http2: version == Version::HTTP_2 }
+    }
+
+    /// The body of a response that came.
+    pub(crate) fn of(response: Response<Incoming>) -> Response<Self> {
+        let version = response.version();
+        response.map(|incoming| Self::new(incoming, version))
+    }
+}
+
+impl http_body::Body for Arriving {
+    type Data = Bytes;
+    type Error = CutOff;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        match ready!(Pin::new(&mut self.incoming).poll_frame(context)) {
+            Some(frame) => Poll::Ready(Some(frame.map_err(CutOff::from))),
+            // To hyper, RST_STREAM with NO_ERROR is the end (RFC 9113, 8.1). It says that the rest is not wanted, or
+            // will not come; that a body is whole, only END_STREAM says.
+            None if self.http2 && !self.incoming.is_end_stream() => Poll::Ready(Some(Err(CutOff::Reset))),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
     }
 }
 
@@ -45,9 +98,9 @@ const DISCARDING_MAX: Duration = Duration::from_secs(10);
 
 /// Lets go of a request that was refused before its body was read. The client may still be writing: to close the
 /// connection under it would take the answer along (RFC 9112, 9.6), so what it writes is read, within limits.
-pub(crate) fn discard(version: Version, headers: &HeaderMap, mut body: Incoming) {
+pub(crate) fn discard(headers: &HeaderMap, mut body: Arriving) {
     // Over HTTP/2 the answer goes its own way; and reading would ask a client that waits for 100 to send.
-    if version == Version::HTTP_2 || headers.contains_key(header::EXPECT) || body.is_end_stream() {
+    if body.http2 || headers.contains_key(header::EXPECT) || body.is_end_stream() {
         return;
     }
     tokio::spawn(tokio::time::timeout(DISCARDING_MAX, async move {
@@ -73,8 +126,8 @@ impl http_body::Body for Body {
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         match self.get_mut() {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Streaming(incoming) => {
-                let frame = ready!(Pin::new(incoming).poll_frame(context));
+            Self::Streaming(arriving) => {
+                let frame = ready!(Pin::new(arriving).poll_frame(context));
                 Poll::Ready(frame.map(|frame| frame.map(cleaned).map_err(Into::into)))
             }
             Self::Recorded { pieces, left } => Poll::Ready(match ready!(pieces.poll_recv(context)) {
@@ -93,7 +146,7 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(bytes) => bytes.is_none(),
-            Self::Streaming(incoming) => incoming.is_end_stream(),
+            Self::Streaming(arriving) => arriving.is_end_stream(),
             // Even with nothing left to send: the end is said by whoever records, after storing.
             Self::Recorded { .. } => false,
         }
@@ -102,7 +155,7 @@ impl http_body::Body for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Self::Streaming(incoming) => incoming.size_hint(),
+            Self::Streaming(arriving) => arriving.size_hint(),
             Self::Recorded { left: Some(left), .. } => SizeHint::with_exact(*left),
             Self::Recorded { left: None, .. } => SizeHint::default(),
         }

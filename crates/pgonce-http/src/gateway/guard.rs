@@ -15,7 +15,7 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::admission::{Permit, Waiting};
-use super::body::{Body, discard};
+use super::body::{Arriving, Body, discard};
 use super::config::Route;
 use super::flights::{Follower, Leader, Seat, Stage};
 use super::headers::{CLAIM, KEY, SCOPE, TENANT, strip_hop_by_hop};
@@ -104,7 +104,7 @@ impl Gateway {
             Ok(entered) => entered,
             Err(problem) => {
                 let (head, body) = request.into_parts();
-                discard(head.version, &head.headers, body);
+                discard(&head.headers, Arriving::new(body, head.version));
                 return Err(problem);
             }
         };
@@ -117,12 +117,13 @@ impl Gateway {
             false => peer,
         };
         let Named { tenant, key, .. } = named;
-        let (head, mut body) = request.into_parts();
+        let (head, body) = request.into_parts();
+        let mut body = Arriving::new(body, head.version);
         let body = match whole_body(&mut body, policy).await {
             Ok(whole) => whole,
             Err(problem) => {
                 if matches!(problem, Problem::BodyTooLarge { .. }) {
-                    discard(head.version, &head.headers, body);
+                    discard(&head.headers, body);
                 }
                 return Err(problem);
             }
@@ -467,7 +468,7 @@ pub(crate) fn publish_expiry(response: &mut Response<Body>, fresh_for: Option<Du
 }
 
 /// The whole body, or why it is not to be had. Nothing has been claimed so far.
-async fn whole_body(body: &mut Incoming, policy: &Policy) -> Result<Bytes, Problem> {
+async fn whole_body(body: &mut Arriving, policy: &Policy) -> Result<Bytes, Problem> {
     let limit = policy.body_bytes_max;
     let too_large = || Problem::BodyTooLarge { limit };
     if body.size_hint().lower() > limit as u64 {

@@ -7,13 +7,12 @@ use bytes::{Bytes, BytesMut};
 use http::{Response, response};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use pgonce::{Answer, Claim, Error, Kept, Recorded};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Gateway;
-use super::body::{Body, BodyError};
+use super::body::{Arriving, Body, BodyError};
 use super::config::KeptResponse;
 use super::flights::{Leader, Stage};
 use super::guard::{Guarded, Reply, of_database, publish_expiry};
@@ -47,7 +46,7 @@ enum Gathered {
 
 impl Gateway {
     /// The upstream answered: an outcome is recorded, "not now" gives the claim back, and a server error is doubt.
-    pub(crate) async fn take(&self, flight: Flight, reply: Reply, response: Response<Incoming>) {
+    pub(crate) async fn take(&self, flight: Flight, reply: Reply, response: Response<Arriving>) {
         let status = response.status();
         let (mut head, mut body) = response.into_parts();
         strip_hop_by_hop(&mut head.headers);
@@ -81,7 +80,7 @@ impl Gateway {
 
     /// Stores the outcome, then tells it. A long response is passed on meanwhile, except for its last piece:
     /// nobody has the whole of an answer that is not stored.
-    async fn record(&self, flight: Flight, reply: Reply, head: response::Parts, mut body: Incoming) {
+    async fn record(&self, flight: Flight, reply: Reply, head: response::Parts, mut body: Arriving) {
         let gathered = tokio::select! {
             biased;
             () = flight.kept.lost() => return self.lost(flight, reply).await,
@@ -124,7 +123,7 @@ impl Gateway {
         &self,
         flight: Flight,
         head: response::Parts,
-        mut body: Incoming,
+        mut body: Arriving,
         begun: Bytes,
         client: &mpsc::Sender<Result<Bytes, BodyError>>,
     ) -> Result<(), &'static str> {
@@ -323,7 +322,7 @@ enum Stored {
 }
 
 /// Reads a body up to a size, and for some time.
-async fn gather(body: &mut Incoming, bytes_max: usize, patience: Option<Duration>) -> Gathered {
+async fn gather(body: &mut Arriving, bytes_max: usize, patience: Option<Duration>) -> Gathered {
     let mut gathered = Bytes::new();
     let deadline = patience.map(|patience| tokio::time::Instant::now() + patience);
     loop {

@@ -12,7 +12,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::body::Body;
+use super::body::{Arriving, Body};
 use super::breaker::Breaker;
 use super::config::UpstreamConfig;
 use super::headers::{
@@ -127,13 +127,13 @@ impl Upstream {
     }
 
     /// Sends a request and waits for the head of its response.
-    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Lost> {
+    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Arriving>, Lost> {
         let Ok(attempt) = self.breaker.admit() else { return Err(Lost::NotSent) };
         let answered = tokio::time::timeout(self.timeout, self.client.request(request)).await;
         match answered {
             Ok(Ok(response)) => {
                 attempt.answered();
-                Ok(response)
+                Ok(Arriving::of(response))
             }
             Ok(Err(error)) => {
                 attempt.failed();
@@ -149,7 +149,7 @@ impl Upstream {
     }
 
     /// Asks a URL by GET, in the gateway's own name: nothing of a client's goes with it.
-    pub(crate) async fn fetch(&self, url: Uri) -> Result<Response<Incoming>, Lost> {
+    pub(crate) async fn fetch(&self, url: Uri) -> Result<Response<Arriving>, Lost> {
         let host = url.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
         let mut request = Request::new(Body::empty());
         *request.uri_mut() = url;
@@ -160,7 +160,8 @@ impl Upstream {
     }
 
     /// Passes a request that is not guarded, streaming both ways.
-    pub(crate) async fn pass(&self, mut request: Request<Incoming>, peer: &Peer) -> Result<Response<Body>, Problem> {
+    pub(crate) async fn pass(&self, request: Request<Incoming>, peer: &Peer) -> Result<Response<Body>, Problem> {
+        let mut request = streaming(request);
         if let Some(protocol) = wants_upgrade(&request) {
             return self.upgrade(request, protocol, peer).await;
         }
@@ -171,7 +172,7 @@ impl Upstream {
             request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
             request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
         }
-        let mut response = self.send(request.map(Body::Streaming)).await.map_err(Lost::problem)?;
+        let mut response = self.send(request).await.map_err(Lost::problem)?;
         strip_hop_by_hop(response.headers_mut());
         Ok(response.map(Body::Streaming))
     }
@@ -179,14 +180,14 @@ impl Upstream {
     /// WebSocket and other upgrades: once both sides have switched, bytes go through as they are.
     async fn upgrade(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<Body>,
         protocol: HeaderValue,
         peer: &Peer,
     ) -> Result<Response<Body>, Problem> {
         let theirs = hyper::upgrade::on(&mut request);
         self.address(&mut request, peer)?;
         ask_upgrade(request.headers_mut(), protocol);
-        let mut response = self.send(request.map(Body::Streaming)).await.map_err(Lost::problem)?;
+        let mut response = self.send(request).await.map_err(Lost::problem)?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             strip_hop_by_hop(response.headers_mut());
             return Ok(response.map(Body::Streaming));
@@ -231,6 +232,12 @@ impl Lost {
             Self::Broken => "upstream_broken",
         }
     }
+}
+
+/// A request as it comes, to be sent on.
+pub(crate) fn streaming(request: Request<Incoming>) -> Request<Body> {
+    let version = request.version();
+    request.map(|incoming| Body::Streaming(Arriving::new(incoming, version)))
 }
 
 fn ask_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
