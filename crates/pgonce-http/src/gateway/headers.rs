@@ -29,8 +29,12 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
-/// Takes out what belongs to one connection only.
+/// Takes out what belongs to one connection only. A length beside an encoding of the transfer is none: it would frame
+/// what follows wrongly (RFC 9112, 6.3).
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
     if headers.contains_key(header::CONNECTION) {
         let named: Vec<HeaderName> = headers
             .get_all(header::CONNECTION)
@@ -144,6 +148,16 @@ mod tests {
         ]);
         strip_hop_by_hop(&mut headers);
         assert_eq!(headers, map(&[("x-public", "2")]));
+    }
+
+    #[test]
+    fn a_length_beside_an_encoding_goes() {
+        let mut headers = map(&[("content-length", "5"), ("transfer-encoding", "chunked"), ("x-public", "2")]);
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(headers, map(&[("x-public", "2")]));
+        let mut headers = map(&[("content-length", "5")]);
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(headers, map(&[("content-length", "5")]));
     }
 
     #[test]

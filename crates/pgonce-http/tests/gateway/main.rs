@@ -16,6 +16,7 @@ mod responses;
 mod rig;
 mod seal;
 mod storms;
+mod strange;
 mod tenants;
 mod unfinished;
 mod wire;
