@@ -15,10 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::body::{Arriving, Body};
 use super::breaker::Breaker;
 use super::config::UpstreamConfig;
-use super::headers::{
-    CLAIM, KEY, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, takes_trailers, wants_upgrade,
-};
-use super::regions::HOP;
+use super::headers::{forwarded, join_cookies, strip_hop_by_hop, strip_ours, takes_trailers, wants_upgrade};
 use super::tls;
 use crate::problem::Problem;
 
@@ -108,9 +105,7 @@ impl Upstream {
         let headers = request.headers_mut();
         strip_hop_by_hop(headers);
         headers.remove(header::EXPECT); // answered here, by reading the body
-        for name in [CLAIM, KEY, SCOPE, TENANT, HOP] {
-            headers.remove(name);
-        }
+        strip_ours(headers);
         if from_http2 {
             join_cookies(headers);
         }

@@ -20,3 +20,23 @@ async fn a_length_beside_chunks_does_not_frame_the_answer() {
     }
     assert_eq!(states(&db, "k").await, ["succeeded"]);
 }
+
+/// To a service behind CGI or WSGI, `Pgonce_Claim` is `Pgonce-Claim`.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_spelling_of_what_the_gateway_says_is_dropped() {
+    let (service, heads) = recorder("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let (_db, gateway) = service.gateway("").await;
+    let forged = "Pgonce_Scope: forged\r\nPgonce_Tenant: forged\r\nPgonce_Claim: forged\r\nPgonce-Claim: forged\r\n\
+                  Pgonce_Key: forged\r\nPgonce_Region-Hop: forged\r\nX_Forwarded_For: forged\r\n\
+                  X-Forwarded_Proto: forged\r\nX_Forwarded_Host: forged\r\nIdempotency_Key: forged\r\n\
+                  Transfer_Encoding: forged\r\nX-Mine: 1\r\nX_Mine: forged\r\nX_Yours: 2\r\n";
+    for (method, end) in [("GET", ""), ("POST", "idempotency-key: \"k\"\r\ncontent-length: 0\r\n"), ("PUT", "")] {
+        let request = format!("{method} / HTTP/1.1\r\nhost: h\r\n{forged}{end}\r\n");
+        let answer = raw(gateway.address, request.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let head = heads.lock().unwrap().pop().unwrap();
+        assert!(!head.contains("forged"), "{head}");
+        assert!(head.contains("x-mine: 1") && head.contains("x_yours: 2"), "{head}");
+        assert_eq!(head.contains("pgonce-claim: "), method == "POST", "{head}");
+    }
+}
