@@ -357,7 +357,8 @@ impl Problem {
             Error::Away { .. } => Self::DatabaseAway,
             Error::Kept => Self::TransactionKept,
             Error::Overloaded { retry_after } => Self::Overloaded { retry_after: *retry_after },
-            Error::Database(_) => match error.sqlstate() {
+            // Of one call, or of one intent of a batch.
+            Error::Database(_) | Error::Refused { .. } => match error.sqlstate() {
                 Some("P4001") => Self::KeyMalformed(KeyError::Refused),
                 Some("P4004") => Self::TenantRefused,
                 Some(code) => match sqlstate::verdict(code) {

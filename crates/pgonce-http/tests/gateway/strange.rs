@@ -1,6 +1,6 @@
 //! Services and clients whose messages could be read in two ways: one of them is chosen, and it is the safe one.
 
-use crate::rig::{raw, send, states};
+use crate::rig::{Rig, raw, send, states};
 use crate::wire::recorder;
 
 /// The chunks are the body; the length beside them goes no further (RFC 9112, 6.3).
@@ -39,4 +39,24 @@ async fn another_spelling_of_what_the_gateway_says_is_dropped() {
         assert!(head.contains("x-mine: 1") && head.contains("x_yours: 2"), "{head}");
         assert_eq!(head.contains("pgonce-claim: "), method == "POST", "{head}");
     }
+}
+
+/// What the scope's pattern refuses is the client's to change.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_its_scope_refuses_is_told_so() {
+    let rig = Rig::new("key_pattern = \"^[0-9]+$\"").await;
+    for _ in 0..2 {
+        let reply = rig.post("/orders", "abc", "a").await;
+        assert_eq!((reply.status, reply.problem().as_str()), (400, "key-malformed"), "{reply:?}");
+        assert_eq!(reply.json()["effect"], "not_done");
+    }
+    let together = (0..20).map(|n| {
+        let (address, key) = (rig.gateway.address, if n % 2 == 0 { format!("\"{n}\"") } else { format!("\"x{n}\"") });
+        tokio::spawn(async move { send(address, "POST", "/orders", &[("idempotency-key", &key)], b"a").await.status })
+    });
+    for (n, status) in together.collect::<Vec<_>>().into_iter().enumerate() {
+        assert_eq!(status.await.unwrap(), if n % 2 == 0 { 201 } else { 400 });
+    }
+    assert_eq!(rig.states("abc").await, Vec::<String>::new());
+    assert_eq!(rig.service.requests(), 10);
 }
