@@ -45,7 +45,8 @@ enum Gathered {
 }
 
 impl Gateway {
-    /// The upstream answered: an outcome is recorded, "not now" gives the claim back, and a server error is doubt.
+    /// The upstream answered: an outcome is recorded, "not now" gives the claim back, and everything else is doubt: a
+    /// server error, and what is no answer to this request (101, which it did not ask for, or a status over 599).
     pub(crate) async fn take(&self, flight: Flight, reply: Reply, response: Response<Arriving>) {
         let status = response.status();
         let (mut head, mut body) = response.into_parts();
@@ -58,11 +59,12 @@ impl Gateway {
         // Read before the claim ends: a body that breaks off says no less than the status did.
         let limit = flight.guarded.policy().response_bytes_max;
         let whole = tokio::time::timeout(Duration::from_secs(30), gather(&mut body, limit, None)).await;
+        let is_response = status.is_client_error() || status.is_server_error();
         let passed = match whole {
-            Ok(Gathered::Whole(bytes)) => Some(Response::from_parts(head, Body::from(bytes))),
+            Ok(Gathered::Whole(bytes)) if is_response => Some(Response::from_parts(head, Body::from(bytes))),
             _ => None,
         };
-        if status.is_server_error() {
+        if !status.is_client_error() {
             let problem = Problem::UpstreamUncertain { upstream_status: Some(status.as_u16()) };
             return self.doubt(flight, reply, &code, problem, passed).await;
         }
@@ -239,12 +241,16 @@ impl Gateway {
         let Flight { guarded, leader, claim_id, kept } = flight;
         drop(kept);
         let status = self.batcher.doubt(&guarded.name, claim_id, code, "the upstream's answer is not known").await;
+        let problem = match status.as_deref() {
+            Ok("failed_retryable") => runs_again(problem),
+            _ => problem,
+        };
         let answer = match status.as_deref() {
             Ok("succeeded") | Err(Error::LeaseLost) => self.observe(&guarded, &leader).await,
             Ok("uncertain") if guarded.route.scope_policy.http_probe().is_some() && self.probe(&guarded).await => {
                 match self.observe(&guarded, &leader).await {
                     // The provider does not know it: it may run again, and this attempt's answer stands.
-                    Err(Problem::LeaseLost) => passed.ok_or(problem.clone()),
+                    Err(Problem::LeaseLost) => passed.ok_or(runs_again(problem.clone())),
                     answer => answer,
                 }
             }
@@ -301,6 +307,14 @@ fn though_sent(problem: Problem) -> Problem {
     match problem.effect() {
         Effect::NotDone => Problem::InDoubt,
         Effect::Done | Effect::Unknown => problem,
+    }
+}
+
+/// Nothing is held: the same request with the same key is run again.
+fn runs_again(problem: Problem) -> Problem {
+    match problem {
+        Problem::UpstreamUncertain { upstream_status } => Problem::UpstreamFailed { upstream_status },
+        problem => problem,
     }
 }
 

@@ -168,6 +168,10 @@ impl Upstream {
             request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
         }
         let mut response = self.send(request).await.map_err(Lost::problem)?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            // Nobody asked for it: what comes next on that connection is no answer to anything.
+            return Err(Problem::UpstreamUncertain { upstream_status: Some(101) });
+        }
         strip_hop_by_hop(response.headers_mut());
         Ok(response.map(Body::Streaming))
     }

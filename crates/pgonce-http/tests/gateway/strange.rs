@@ -21,6 +21,32 @@ async fn a_length_beside_chunks_does_not_frame_the_answer() {
     assert_eq!(states(&db, "k").await, ["succeeded"]);
 }
 
+/// 101 to who did not ask to switch, or a status that HTTP does not have: nobody knows what was done.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_answer_is_doubt() {
+    for (status, told) in [("101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x", 101), ("600 Odd", 600)] {
+        let answer: &'static str = format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\nok").leak();
+        let (service, _) = recorder(answer).await;
+        for (stale, slug, state) in
+            [("hold", "upstream-uncertain", "uncertain"), ("rerun", "upstream-failed", "failed_retryable")]
+        {
+            let (db, gateway) = service.gateway(&format!("stale = \"{stale}\"")).await;
+            let reply = send(gateway.address, "POST", "/", &[("idempotency-key", "\"k\"")], b"").await;
+            assert_eq!((reply.status, reply.problem().as_str()), (502, slug), "{told}");
+            assert_eq!(reply.json()["upstream_status"], told);
+            assert_eq!(
+                (reply.json()["effect"].as_str(), states(&db, "k").await.as_slice()),
+                (Some("unknown"), [state.to_owned()].as_slice())
+            );
+        }
+        if told == 101 {
+            let (_db, gateway) = service.gateway("").await;
+            let passed = send(gateway.address, "GET", "/", &[], b"").await;
+            assert_eq!((passed.status, passed.problem().as_str()), (502, "upstream-uncertain"), "not guarded");
+        }
+    }
+}
+
 /// To a service behind CGI or WSGI, `Pgonce_Claim` is `Pgonce-Claim`.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_spelling_of_what_the_gateway_says_is_dropped() {
