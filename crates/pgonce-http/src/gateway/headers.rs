@@ -199,9 +199,6 @@ mod tests {
     #[test]
     fn another_spelling_of_ours_goes_too() {
         let mut headers = map(&[
-            ("pgonce-claim", "forged"),
-            ("pgonce_claim", "forged"),
-            ("pgonce_region-hop", "forged"),
             ("x_forwarded_for", "forged"),
             ("transfer_encoding", "chunked"),
             ("idempotency_key", "forged"),
@@ -209,6 +206,11 @@ mod tests {
             ("x_tenant", "rival"),
             ("x_public", "1"),
         ]);
+        for name in OURS {
+            let underscored = name.as_str().replacen('-', "_", 1).parse::<HeaderName>().unwrap();
+            headers.insert(underscored, HeaderValue::from_static("forged"));
+            headers.insert(name, HeaderValue::from_static("forged"));
+        }
         strip_ours(&mut headers);
         assert_eq!(headers, map(&[("x-tenant", "acme"), ("x_public", "1")]));
     }
