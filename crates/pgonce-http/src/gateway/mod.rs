@@ -76,6 +76,8 @@ pub(crate) struct Gateway {
     /// What a reload replaces.
     live: ArcSwap<Live>,
     batcher: Batcher,
+    /// What tells its database from others.
+    database: String,
     admission: Admission,
     flights: Flights,
     /// Requests that run under a claim: they go on when their client is gone, and are waited for at the end.
@@ -125,14 +127,16 @@ pub async fn run(
     let config = source.load()?;
     let batcher = Batcher::connect(database, BatchSettings::default()).await?;
     define_scopes(&batcher, &config).await?;
+    let database = batcher.database_id().await?;
     let listener = TcpListener::bind(config.listen)
         .await
         .map_err(|error| GatewayError::Listen { address: config.listen, error })?;
     let address = listener.local_addr().map_err(|error| GatewayError::Listen { address: config.listen, error })?;
     let gateway = Arc::new(Gateway {
         admission: Admission::new(config.limits.clone()),
-        live: ArcSwap::from_pointee(Live::build(config, None)?),
+        live: ArcSwap::from_pointee(Live::build(config, &database, None)?),
         batcher,
+        database,
         flights: Flights::default(),
         tasks: TaskTracker::new(),
         metrics: recorder(),
@@ -187,7 +191,7 @@ fn recorder() -> PrometheusHandle {
 impl Gateway {
     async fn reload(&self, source: &ConfigSource) -> Result<(), GatewayError> {
         let running = self.live.load_full();
-        let live = Live::build(source.load()?, Some(&running))?;
+        let live = Live::build(source.load()?, &self.database, Some(&running))?;
         // Everything else that can be wrong has been looked at: from here on it is the new configuration.
         define_scopes(&self.batcher, &live.config).await?;
         if live.config.listen != running.config.listen {
@@ -233,11 +237,11 @@ impl Live {
     }
 
     /// Builds what the configuration describes. Caches stay across a reload that does not change them.
-    fn build(config: GatewayConfig, running: Option<&Self>) -> Result<Self, GatewayError> {
+    fn build(config: GatewayConfig, database: &str, running: Option<&Self>) -> Result<Self, GatewayError> {
         let setup = |error: &dyn std::fmt::Display| GatewayError::Setup(error.to_string());
         let caches = match running.filter(|running| running.config.cache == config.cache) {
             Some(running) => Arc::clone(&running.caches),
-            None => Arc::new(Caches::new(config.cache.clone()).map_err(|error| setup(&error))?),
+            None => Arc::new(Caches::new(config.cache.clone(), database).map_err(|error| setup(&error))?),
         };
         let mut upstream = Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?;
         if let Some(running) = running.filter(|running| running.config.upstream.url == config.upstream.url) {

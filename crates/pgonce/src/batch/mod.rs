@@ -340,6 +340,14 @@ impl Batcher {
         Ok(())
     }
 
+    /// What tells this database from every other one, also from a copy that was restored from its dump.
+    ///
+    /// # Errors
+    /// As [`Batcher::fail`].
+    pub async fn database_id(&self) -> Result<String, Error> {
+        Ok(self.single(Call::DatabaseId, &[]).await.0?.try_get(0)?)
+    }
+
     /// Whether an outcome is recorded under the claim.
     async fn is_settled(&self, name: &IntentName, claim_id: &Uuid) -> Result<bool, Error> {
         let wait = interval(SIDE_LOCK_TIMEOUT);
