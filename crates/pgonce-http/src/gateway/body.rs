@@ -10,7 +10,9 @@ use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, Sleep};
 
+use super::config::ResponseTimes;
 use super::headers::clean_trailers;
 
 /// Why a body ended before its end.
@@ -33,11 +35,48 @@ impl Body {
     }
 }
 
-/// What the other side sends, and whether it was all.
+/// What the other side sends, whether it was all, and how long that may take.
 #[derive(Debug)]
 pub(crate) struct Arriving {
     incoming: Incoming,
     http2: bool,
+    patience: Option<Patience>,
+}
+
+/// How long somebody waits for what comes next. A timer is set only when there is something to wait for, and is not
+/// touched by what arrives: when it rings, it looks since when nothing came.
+#[derive(Debug)]
+struct Patience {
+    idle_max: Duration,
+    until: Option<Instant>,
+    waits_since: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patience {
+    /// Something came. Whether it came too late.
+    fn moved(&mut self) -> bool {
+        self.waits_since = None;
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// Nothing is there: ready when that has lasted too long.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let now = Instant::now();
+        let end = *self.waits_since.get_or_insert(now) + self.idle_max;
+        let end = self.until.map_or(end, |until| until.min(end));
+        if now >= end {
+            return Poll::Ready(());
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(end)));
+        while timer.as_mut().poll(context).is_ready() {
+            if timer.deadline() >= end {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(end);
+        }
+        Poll::Pending
+    }
 }
 
 /// Why a body that came from the other side is not whole.
@@ -49,11 +88,22 @@ pub(crate) enum CutOff {
     /// The stream was reset without an error.
     #[error("the stream was reset before its end")]
     Reset,
+    /// It stood still, or took too long in all.
+    #[error("the rest did not come in time")]
+    TimedOut,
 }
 
 impl Arriving {
     pub(crate) fn new(incoming: Incoming, version: Version) -> Self {
-        Self { incoming, http2: version == Version::HTTP_2 }
+        Self { incoming, http2: version == Version::HTTP_2, patience: None }
+    }
+
+    /// From now on it may take so long.
+    pub(crate) fn within(mut self, times: ResponseTimes) -> Self {
+        let ResponseTimes { idle_max, total_max } = times;
+        let until = total_max.map(|total_max| Instant::now() + total_max);
+        self.patience = Some(Patience { idle_max, until, waits_since: None, timer: None });
+        self
     }
 
     /// The body of a response that came.
@@ -68,7 +118,17 @@ impl http_body::Body for Arriving {
     type Error = CutOff;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
-        match ready!(Pin::new(&mut self.incoming).poll_frame(context)) {
+        let polled = Pin::new(&mut self.incoming).poll_frame(context);
+        if let Some(patience) = &mut self.patience {
+            let is_over = match &polled {
+                Poll::Pending => patience.poll(context).is_ready(),
+                Poll::Ready(_) => patience.moved(),
+            };
+            if is_over {
+                return Poll::Ready(Some(Err(CutOff::TimedOut)));
+            }
+        }
+        match ready!(polled) {
             Some(frame) => Poll::Ready(Some(frame.map_err(CutOff::from))),
             // To hyper, RST_STREAM with NO_ERROR is the end (RFC 9113, 8.1). It says that the rest is not wanted, or
             // will not come; that a body is whole, only END_STREAM says.

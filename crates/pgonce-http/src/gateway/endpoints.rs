@@ -85,7 +85,7 @@ impl Gateway {
         if let Some(regions) = &live.regions
             && let Some(home) = regions.away(&named, &route.policy.scope)?
         {
-            return home.forward(request, peer).await;
+            return home.forward(request, peer, route.times).await;
         }
         let Named { tenant, key, .. } = named;
         let name = IntentName { tenant, scope: route.policy.scope.clone(), key, fingerprint };

@@ -98,7 +98,7 @@ impl Gateway {
     ) -> Result<Response<Body>, Problem> {
         let policy = &route.policy;
         if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
-            return live.upstream.pass(request, &peer).await;
+            return live.upstream.pass(request, &peer, route.times).await;
         }
         let (named, permit, home) = match self.enter(&live, policy, &mut request, &peer).await {
             Ok(entered) => entered,
@@ -109,7 +109,7 @@ impl Gateway {
             }
         };
         if let Some(home) = home {
-            return home.forward(request, &peer).await;
+            return home.forward(request, &peer, route.times).await;
         }
         let peer = match named.forwarded {
             // The gateway that forwarded it knows whose it is.
@@ -357,7 +357,10 @@ impl Gateway {
         };
         fail::fail_point!("gateway::after_forward");
         match answered {
-            Ok(response) => self.take(flight, reply, response).await,
+            Ok(response) => {
+                let times = flight.guarded.route.times;
+                self.take(flight, reply, response.map(|body| body.within(times))).await;
+            }
             Err(Lost::NotSent) => self.give_back(flight, reply, Problem::UpstreamAway).await,
             Err(lost) => self.doubt(flight, reply, lost.code(), lost.problem(), None).await,
         }

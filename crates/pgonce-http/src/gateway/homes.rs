@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 
 use super::Named;
 use super::body::Body;
-use super::config::{RegionsConfig, UpstreamConfig};
+use super::config::{RegionsConfig, ResponseTimes, UpstreamConfig};
 use super::headers::{TENANT, strip_hop_by_hop};
 use super::regions::{HOP, Regions};
 use super::upstream::{Lost, Peer, Upstream, streaming};
@@ -85,7 +85,12 @@ impl Homes {
 
 impl Home<'_> {
     /// Sends the request home and passes the answer on. If home is away, nobody else may answer.
-    pub(super) async fn forward(self, request: Request<Incoming>, peer: &Peer) -> Result<Response<Body>, Problem> {
+    pub(super) async fn forward(
+        self,
+        request: Request<Incoming>,
+        peer: &Peer,
+        times: ResponseTimes,
+    ) -> Result<Response<Body>, Problem> {
         let mut request = streaming(request);
         self.gateway.address(&mut request, peer)?;
         request.headers_mut().insert(HOP, self.hop);
@@ -96,6 +101,6 @@ impl Home<'_> {
             Lost::TimedOut | Lost::Broken => Problem::InDoubt,
         })?;
         strip_hop_by_hop(response.headers_mut());
-        Ok(response.map(Body::Streaming))
+        Ok(response.map(|body| Body::Streaming(body.within(times))))
     }
 }

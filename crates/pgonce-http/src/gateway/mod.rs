@@ -215,7 +215,7 @@ impl Gateway {
         } else if route.policy.guards(request.method()) {
             self.guard(Arc::clone(&live), Arc::clone(&route), request, peer).await
         } else {
-            live.upstream.pass(request, &peer).await
+            live.upstream.pass(request, &peer, route.times).await
         };
         answered.unwrap_or_else(|problem| live.told(&problem, &route.policy.statuses))
     }

@@ -17,6 +17,7 @@ use super::config::KeptResponse;
 use super::flights::{Leader, Stage};
 use super::guard::{Guarded, Reply, of_database, publish_expiry};
 use super::headers::strip_hop_by_hop;
+use super::upstream::Lost;
 use crate::problem::{Effect, Problem};
 
 /// A response is gathered whole up to this size, and for this long; from then on it is passed on while it is
@@ -41,7 +42,7 @@ pub(crate) struct Flight {
 enum Gathered {
     Whole(Bytes),
     Part(Bytes),
-    Broken,
+    Lost(Lost),
 }
 
 impl Gateway {
@@ -89,9 +90,12 @@ impl Gateway {
             gathered = gather(&mut body, WHOLE_BYTES_MAX, Some(WHOLE_PATIENCE)) => gathered,
         };
         match gathered {
-            Gathered::Broken => {
-                let problem = Problem::UpstreamUncertain { upstream_status: Some(head.status.as_u16()) };
-                self.doubt(flight, reply, "upstream_broken", problem, None).await;
+            Gathered::Lost(lost) => {
+                let problem = match lost {
+                    Lost::TimedOut => Problem::UpstreamTimeout,
+                    _ => Problem::UpstreamUncertain { upstream_status: Some(head.status.as_u16()) },
+                };
+                self.doubt(flight, reply, lost.code(), problem, None).await;
             }
             Gathered::Whole(bytes) => {
                 let fits = bytes.len() <= flight.guarded.policy().response_bytes_max;
@@ -179,9 +183,14 @@ impl Gateway {
                         queue.push_back(piece);
                     }
                 }
-                Some(Err(_)) => {
-                    self.give_up(flight, "upstream_broken").await;
-                    return Err("the upstream broke off");
+                Some(Err(error)) => {
+                    let lost = Lost::from(error);
+                    self.give_up(flight, lost.code()).await;
+                    return Err(if lost == Lost::TimedOut {
+                        "the upstream stood still"
+                    } else {
+                        "the upstream broke off"
+                    });
                 }
                 None => break,
             }
@@ -350,7 +359,7 @@ async fn gather(body: &mut Arriving, bytes_max: usize, patience: Option<Duration
         };
         match frame {
             None => return Gathered::Whole(gathered),
-            Some(Err(_)) => return Gathered::Broken,
+            Some(Err(error)) => return Gathered::Lost(error.into()),
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };
                 if gathered.is_empty() {

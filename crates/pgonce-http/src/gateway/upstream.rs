@@ -12,9 +12,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::body::{Arriving, Body};
+use super::body::{Arriving, Body, CutOff};
 use super::breaker::Breaker;
-use super::config::UpstreamConfig;
+use super::config::{ResponseTimes, UpstreamConfig};
 use super::headers::{forwarded, join_cookies, strip_hop_by_hop, strip_ours, takes_trailers, wants_upgrade};
 use super::tls;
 use crate::problem::Problem;
@@ -155,7 +155,12 @@ impl Upstream {
     }
 
     /// Passes a request that is not guarded, streaming both ways.
-    pub(crate) async fn pass(&self, request: Request<Incoming>, peer: &Peer) -> Result<Response<Body>, Problem> {
+    pub(crate) async fn pass(
+        &self,
+        request: Request<Incoming>,
+        peer: &Peer,
+        times: ResponseTimes,
+    ) -> Result<Response<Body>, Problem> {
         let mut request = streaming(request);
         if let Some(protocol) = wants_upgrade(&request) {
             return self.upgrade(request, protocol, peer).await;
@@ -173,7 +178,7 @@ impl Upstream {
             return Err(Problem::UpstreamUncertain { upstream_status: Some(101) });
         }
         strip_hop_by_hop(response.headers_mut());
-        Ok(response.map(Body::Streaming))
+        Ok(response.map(|body| Body::Streaming(body.within(times))))
     }
 
     /// WebSocket and other upgrades: once both sides have switched, bytes go through as they are.
@@ -210,6 +215,16 @@ impl Upstream {
             ask_upgrade(response.headers_mut(), agreed);
         }
         Ok(response.map(|_| Body::empty()))
+    }
+}
+
+impl From<CutOff> for Lost {
+    /// Of a response whose head is there.
+    fn from(error: CutOff) -> Self {
+        match error {
+            CutOff::TimedOut => Self::TimedOut,
+            CutOff::Broken(_) | CutOff::Reset => Self::Broken,
+        }
     }
 }
 

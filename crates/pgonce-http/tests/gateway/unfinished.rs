@@ -97,3 +97,73 @@ async fn a_reset_is_not_the_end_of_a_request() {
     assert_eq!(rig.states("whole").await, ["succeeded"]);
     assert_eq!((rig.states("cut").await, rig.service.requests()), (Vec::<String>::new(), 1));
 }
+
+/// Answers with a head and a part of a body, and then with nothing.
+async fn standing_still() -> Bare {
+    Bare::start(|mut stream| async move {
+        crate::peers::read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\na part").await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await
+}
+
+/// A service that stops in the middle of its answer holds neither the claim nor the client: the policy decides.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_response_that_stands_still_is_doubt() {
+    let service = standing_still().await;
+    for limit in ["response_idle_timeout = \"300ms\"", "response_timeout = \"300ms\""] {
+        for (stale, state) in [("hold", "uncertain"), ("rerun", "failed_retryable")] {
+            let (db, gateway) = service.gateway(&format!("stale = \"{stale}\"\n{limit}")).await;
+            let cut = try_send(gateway.address, "POST", "/", &[("idempotency-key", "\"k\"")], b"a").await;
+            assert!(cut.is_err(), "it has a length, and less came: {cut:?}");
+            pgonce_testkit::eventually("the policy decided", async || states(&db, "k").await == [state]).await;
+            let sql = "SELECT failure_code FROM once.intents WHERE key = 'k'";
+            let code: String = db.client().await.query_one(sql, &[]).await.unwrap().get(0);
+            assert_eq!(code, "upstream_timeout");
+            let passed = try_send(gateway.address, "GET", "/", &[], b"").await;
+            assert!(passed.is_err(), "not guarded: {passed:?}");
+        }
+    }
+}
+
+/// Nothing of the body came: the client is told, and not cut off.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_response_without_its_body_is_told_as_late() {
+    let service = Bare::start(|mut stream| async move {
+        crate::peers::read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n").await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let (db, gateway) = service.gateway("stale = \"hold\"\nresponse_idle_timeout = \"300ms\"").await;
+    let late = send(gateway.address, "POST", "/", &[("idempotency-key", "\"k\"")], b"a").await;
+    assert_eq!((late.status, late.problem().as_str()), (504, "upstream-timeout"));
+    assert_eq!(
+        (late.json()["effect"].as_str(), states(&db, "k").await),
+        (Some("unknown"), vec!["uncertain".to_owned()])
+    );
+}
+
+/// What keeps coming is not cut off, however long it takes in all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_response_that_moves_may_take_its_time() {
+    const PIECES: usize = 20;
+    let service = Bare::start(|mut stream| async move {
+        crate::peers::read_head(&mut stream).await;
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {PIECES}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        for _ in 0..PIECES {
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            stream.write_all(b"x").await.unwrap();
+        }
+    })
+    .await;
+    // Longer than a pause by far, and shorter than all of them.
+    let (db, gateway) = service.gateway("response_idle_timeout = \"3s\"").await;
+    let key = [("idempotency-key", "\"k\"")];
+    let (guarded, passed) =
+        tokio::join!(send(gateway.address, "POST", "/", &key, b"a"), send(gateway.address, "GET", "/", &[], b""),);
+    assert_eq!((guarded.body.len(), passed.body.len()), (PIECES, PIECES));
+    assert_eq!(states(&db, "k").await, ["succeeded"]);
+}

@@ -12,8 +12,8 @@ use toml::Spanned;
 use super::path::PathPattern;
 use super::values::{Count, SecretRef, Size, Text};
 use super::{
-    BreakerConfig, ClientTls, ConfigError, GatewayConfig, Limits, Overrides, Probe, RegionConfig, RegionsConfig, Route,
-    ScopePolicy, Secret, ServerTls, Stale, UpstreamConfig, UrlTemplate, file, line_of,
+    BreakerConfig, ClientTls, ConfigError, GatewayConfig, Limits, Overrides, Probe, RegionConfig, RegionsConfig,
+    ResponseTimes, Route, ScopePolicy, Secret, ServerTls, Stale, UpstreamConfig, UrlTemplate, file, line_of,
 };
 use crate::cache::{CacheSettings, RedisSettings};
 use crate::policy::{FingerprintParts, KeySyntax, Policy, Requirement};
@@ -156,7 +156,7 @@ fn routes(
         let path = PathPattern::parse("*").map_err(Fault::anywhere)?;
         let scope_policy =
             ScopePolicy { lease: overrides.lease.unwrap_or(ScopePolicy::default().lease), ..ScopePolicy::default() };
-        routes.push(Route { path, policy, scope_policy });
+        routes.push(Route { path, policy, scope_policy, times: ResponseTimes::default() });
     }
     for route in &mut routes {
         if let Some(rules) = scopes.get(&route.policy.scope) {
@@ -221,7 +221,11 @@ fn route(file: Spanned<file::Route>, overrides: &Overrides, upstream: &UpstreamC
     policy.body_timeout = file.body_timeout.map_or(policy.body_timeout, |timeout| timeout.0);
     policy.store_client_errors = file.store_client_errors.unwrap_or(policy.store_client_errors);
     override_policy(&mut policy, overrides);
-    Ok((Route { path, policy, scope_policy }, states_rules))
+    let times = ResponseTimes {
+        idle_max: file.response_idle_timeout.map_or(ResponseTimes::default().idle_max, |timeout| timeout.0),
+        total_max: file.response_timeout.map(|timeout| timeout.0),
+    };
+    Ok((Route { path, policy, scope_policy, times }, states_rules))
 }
 
 fn override_policy(policy: &mut Policy, overrides: &Overrides) {

@@ -221,6 +221,23 @@ pub struct Route {
     pub policy: Policy,
     /// The rules of their scope, in the database.
     pub scope_policy: ScopePolicy,
+    /// How long their responses may take.
+    pub times: ResponseTimes,
+}
+
+/// How long a response may take from its head on. The head itself has the upstream's `timeout`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponseTimes {
+    /// How long nothing of it may come.
+    pub idle_max: Duration,
+    /// In all; none: as long as something comes.
+    pub total_max: Option<Duration>,
+}
+
+impl Default for ResponseTimes {
+    fn default() -> Self {
+        Self { idle_max: Duration::from_secs(60), total_max: None }
+    }
 }
 
 /// The rules of a scope, as the database keeps them. The defaults never run anything twice without being told to.

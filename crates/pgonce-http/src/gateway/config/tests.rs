@@ -37,6 +37,7 @@ fn two_lines_are_enough() {
     assert_eq!(config.limits.tenant_inflight_max, config.limits.inflight_max, "the only tenant may take all");
     assert_eq!(config.cache.memory_bytes, 64 << 20);
     assert_eq!(config.drain_timeout, Duration::from_secs(30));
+    assert_eq!(route.times, ResponseTimes { idle_max: Duration::from_secs(60), total_max: None });
     let policy = json!({
         "mode": "leased", "in_progress": "refuse", "lease": "30000ms", "retention": "86400000ms",
         "tombstone": "604800000ms", "stale": "hold", "response": "full",
