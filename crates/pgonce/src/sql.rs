@@ -26,6 +26,7 @@ pub(crate) enum Call {
     Doubt,
     Settle,
     DefineScope,
+    ScopeRules,
     DatabaseId,
     Ping,
     Emit,
@@ -43,7 +44,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 34;
+    pub(crate) const COUNT: usize = 35;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -93,6 +94,7 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
              p_response_code => $6, p_response_headers => $7, p_response_body => $8, p_tenant => $9)"
         }
         (Call::DefineScope, _) => "SELECT once.define_scope($1, $2)",
+        (Call::ScopeRules, _) => "SELECT once.scope_rules($1)",
         // Of this cluster, this database and this installation of the schema: a dump that is restored is another one.
         (Call::DatabaseId, _) => {
             "SELECT format('%s/%s/%s', c.system_identifier, d.oid, n.oid) \
@@ -177,6 +179,7 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
             Type::TEXT,
         ],
         Call::DefineScope => &[Type::TEXT, Type::JSONB],
+        Call::ScopeRules => &[Type::TEXT],
         Call::DatabaseId => &[],
         Call::Doubt => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT],
         Call::Ping => &[],

@@ -37,6 +37,9 @@ pub struct Options {
     /// The header that names the tenant; whoever reaches the gateway is believed
     #[arg(long, value_name = "NAME", value_parser = config::header_name)]
     tenant_header: Option<HeaderName>,
+    /// The scope of routes that name none; two gateways of different services on one database each need their own [default: http]
+    #[arg(long, value_name = "NAME", value_parser = config::scope)]
+    scope: Option<String>,
     /// What becomes of a request whose outcome nobody knows [default: hold]
     #[arg(long, value_name = "rerun|probe|hold", value_parser = stale())]
     stale: Option<Stale>,
@@ -78,6 +81,7 @@ pub async fn run(options: Options, path: Option<PathBuf>, url: &str) -> anyhow::
         require_key: options.require_key,
         strict_keys: options.strict_keys,
         tenant_header: options.tenant_header,
+        scope: options.scope,
         stale: options.stale,
         lease: options.lease,
         in_progress: options.in_progress,

@@ -59,6 +59,7 @@ impl Gateway {
         metrics::gauge!("pgonce_gateway_waiters").set(counts.waiting as f64);
         metrics::gauge!("pgonce_gateway_tenants").set(tenants as f64);
         metrics::gauge!("pgonce_gateway_upstream_away").set(if live.upstream.breaker.is_open() { 1.0 } else { 0.0 });
+        metrics::gauge!("pgonce_gateway_scopes_replaced").set(self.rules.replaced() as f64);
         let mut page = text(StatusCode::OK, "");
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         page.headers_mut().insert(header::CONTENT_TYPE, kind);

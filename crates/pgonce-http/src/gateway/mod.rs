@@ -17,6 +17,7 @@ mod homes;
 mod probe;
 mod record;
 mod regions;
+mod rules;
 mod serve;
 mod tls;
 mod upstream;
@@ -40,6 +41,7 @@ use self::body::Body;
 use self::config::{ConfigError, ConfigSource, GatewayConfig};
 use self::flights::Flights;
 use self::homes::Homes;
+use self::rules::Rules;
 use self::upstream::{Peer, Upstream};
 use crate::cache::Caches;
 use crate::key::parse_key;
@@ -78,6 +80,8 @@ pub(crate) struct Gateway {
     batcher: Batcher,
     /// What tells its database from others.
     database: String,
+    /// The rules that this gateway gave to its scopes, as the database keeps them.
+    rules: Rules,
     admission: Admission,
     flights: Flights,
     /// Requests that run under a claim: they go on when their client is gone, and are waited for at the end.
@@ -126,7 +130,8 @@ pub async fn run(
 ) -> Result<(), GatewayError> {
     let config = source.load()?;
     let batcher = Batcher::connect(database, BatchSettings::default()).await?;
-    define_scopes(&batcher, &config).await?;
+    let rules = Rules::default();
+    rules.define(&batcher, &config).await?;
     let database = batcher.database_id().await?;
     let listener = TcpListener::bind(config.listen)
         .await
@@ -137,6 +142,7 @@ pub async fn run(
         live: ArcSwap::from_pointee(Live::build(config, &database, None)?),
         batcher,
         database,
+        rules,
         flights: Flights::default(),
         tasks: TaskTracker::new(),
         metrics: recorder(),
@@ -159,18 +165,12 @@ pub async fn run(
         }
         std::future::pending::<()>().await;
     };
+    let watching = Arc::clone(&gateway);
     tokio::select! {
         () = serve::serve(gateway, listener, stop) => Ok(()),
         () = reloads => Ok(()),
+        () = watching.rules.watch(&watching.batcher) => Ok(()),
     }
-}
-
-/// The scopes' rules are the database's: every caller of a scope lives by the same.
-async fn define_scopes(batcher: &Batcher, config: &GatewayConfig) -> Result<(), GatewayError> {
-    for (scope, policy) in config.scope_policies() {
-        batcher.define_scope(&scope, &policy).await?;
-    }
-    Ok(())
 }
 
 /// One recorder a process, whoever starts first.
@@ -193,7 +193,7 @@ impl Gateway {
         let running = self.live.load_full();
         let live = Live::build(source.load()?, &self.database, Some(&running))?;
         // Everything else that can be wrong has been looked at: from here on it is the new configuration.
-        define_scopes(&self.batcher, &live.config).await?;
+        self.rules.define(&self.batcher, &live.config).await?;
         if live.config.listen != running.config.listen {
             tracing::warn!("a new listen address needs a restart");
         }

@@ -20,6 +20,12 @@ use crate::policy::{FingerprintParts, KeySyntax, Policy, Requirement};
 use crate::seal::{Keyring, SealKey};
 use crate::tenant::{BasicUsers, Jwt, JwtKey, JwtSettings, TenantSource};
 
+pub(super) const SCOPE_NAMES: &str = "a scope has 1 to 128 bytes and no control characters";
+
+pub(super) fn is_scope(text: &str) -> bool {
+    is_name(text, 128)
+}
+
 /// The scope of routes that name none.
 const SCOPE: &str = "http";
 /// What the database takes is 16 MiB; sealing a body makes it a little larger.
@@ -151,7 +157,7 @@ fn routes(
         routes.push(route);
     }
     if !routes.iter().any(|route| route.path.is_everything()) {
-        let mut policy = Policy::new(SCOPE);
+        let mut policy = Policy::new(overrides.scope.as_deref().unwrap_or(SCOPE));
         override_policy(&mut policy, overrides);
         let path = PathPattern::parse("*").map_err(Fault::anywhere)?;
         let scope_policy =
@@ -180,9 +186,9 @@ fn route(file: Spanned<file::Route>, overrides: &Overrides, upstream: &UpstreamC
     let file = file.into_inner();
     let path = PathPattern::parse(file.path.get_ref()).map_err(|reason| Fault::at(&file.path, reason))?;
     let scope = match &file.scope {
-        Some(scope) if is_name(scope.get_ref(), 128) => scope.get_ref().as_str(),
-        Some(scope) => return Err(Fault::at(scope, "a scope has 1 to 128 bytes and no control characters")),
-        None => SCOPE,
+        Some(scope) if is_scope(scope.get_ref()) => scope.get_ref().as_str(),
+        Some(scope) => return Err(Fault::at(scope, SCOPE_NAMES)),
+        None => overrides.scope.as_deref().unwrap_or(SCOPE),
     };
     let states_rules = states_rules(&file);
     let scope_policy = scope_policy(&file, overrides, upstream)?;

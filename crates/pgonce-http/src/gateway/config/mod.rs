@@ -61,6 +61,8 @@ pub struct Overrides {
     pub strict_keys: bool,
     /// `--tenant-header`
     pub tenant_header: Option<HeaderName>,
+    /// `--scope`: of routes that name none.
+    pub scope: Option<String>,
     /// `--stale`
     pub stale: Option<Stale>,
     /// `--lease`
@@ -81,6 +83,11 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// `--lease`: a duration that the database takes as a lease.
 pub fn lease(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|lease| if build::is_lease(lease) { Ok(lease) } else { Err(build::LEASE.into()) })
+}
+
+/// `--scope`: the name of a scope.
+pub fn scope(text: &str) -> Result<String, String> {
+    if build::is_scope(text) { Ok(text.to_owned()) } else { Err(build::SCOPE_NAMES.into()) }
 }
 
 /// `--max-body`: a number of bytes, as `1048576` or `1MiB`.

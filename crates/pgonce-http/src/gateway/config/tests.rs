@@ -53,6 +53,7 @@ fn the_flags_alone_are_enough_and_win() {
         require_key: true,
         strict_keys: true,
         tenant_header: Some(HeaderName::from_static("x-tenant")),
+        scope: Some("orders".to_owned()),
         stale: Some(Stale::Rerun),
         lease: Some(Duration::from_secs(7)),
         in_progress: Some(InProgress::Wait),
@@ -75,6 +76,8 @@ fn the_flags_alone_are_enough_and_win() {
             assert_eq!(route.policy.body_bytes_max, 99);
             assert_eq!(route.scope_policy.lease, Duration::from_secs(7));
             assert_eq!(route.scope_policy.stale, Stale::Rerun);
+            let named = if route.path.as_str() == "/off" { "s" } else { "orders" };
+            assert_eq!(route.policy.scope, named, "the scope of routes that name none");
         }
     }
     let probing = Overrides { stale: Some(Stale::Probe), ..overrides };
