@@ -4,10 +4,10 @@ DO $$
 DECLARE
     v_app text[] := ARRAY['claim', 'peek', 'succeed', 'fail', 'record_failure', 'renew', 'release', 'resolve', 'doubt',
         'claim_batch', 'peek_batch', 'succeed_batch', 'renew_batch',
-        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'try_lock', 'tally', 'schema_version', 'emit',
+        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'scope_rules', 'try_lock', 'tally', 'schema_version', 'emit',
         'admit', 'admit_batch', 'note_result', 'advance', 'baseline', 'define_consumer', 'receive', 'receive_batch',
         'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover'];
-    v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope', 'sink_lag',
+    v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope', 'scope_rules', 'sink_lag',
         'resume_held', 'resume_sink', 'rotate_outbox', 'keep_outbox', 'adopt_outbox', 'ask_replay', 'continue_replay',
         'record_replay', 'abandon_replay', 'outbox_messages', 'define_consumer', 'baseline', 'inbox_recover', 'inbox_replay', 'inbox_discard',
         'purge_inbox'];

@@ -1,5 +1,7 @@
 //! How verbs talk to the database: one connection, rows as JSON, no named statements (a pooler may be between).
 
+use std::time::{Duration, Instant};
+
 use anyhow::Context as _;
 use serde_json::Value;
 use tokio_postgres::types::{ToSql, Type};
@@ -19,6 +21,39 @@ pub fn needed(url: Option<String>) -> Result<String, WrongUse> {
         )
     })
 }
+
+/// Whether a database can be connected to: one that is away (a machine that starts, a failover) is waited for, and that
+/// is told; one that refuses is an error at once. False where `stop` came first.
+pub async fn is_there(url: &str, wait_max: Duration, stop: impl Future<Output = ()>) -> anyhow::Result<bool> {
+    let connected = async {
+        let (begun, mut pause, mut told_at) = (Instant::now(), PAUSE.0, None::<Instant>);
+        loop {
+            let error = match pgonce::migrate::connect(url).await {
+                Ok(_) => return Ok(true),
+                Err(error) => error,
+            };
+            let left = wait_max.saturating_sub(begun.elapsed());
+            if left.is_zero() || !error.is_retryable() {
+                return Err(error).with_context(|| format!("cannot use the database {}", redacted(url)));
+            }
+            if told_at.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+                told_at = Some(Instant::now());
+                tracing::warn!(%error, "waiting for the database {}, {}s at most", redacted(url), left.as_secs());
+            }
+            tokio::time::sleep(pause.min(left)).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    };
+    tokio::select! {
+        connected = connected => connected,
+        () = stop => Ok(false),
+    }
+}
+
+/// Between two attempts at a database that is away: doubling from the first to the second.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// How often it is told that it is waited for.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 /// One connection.
 pub async fn connect(url: &str) -> anyhow::Result<Client> {

@@ -108,7 +108,8 @@ pub enum Problem {
         /// What it answered, where it did.
         upstream_status: Option<u16>,
     },
-    /// The upstream failed, and its scope's policy is that a retry runs it again.
+    /// The upstream failed, nothing is held, and a retry runs it again: by the scope's policy, or because the upstream
+    /// said "not now".
     UpstreamFailed {
         /// What it answered, where it did.
         upstream_status: Option<u16>,
@@ -227,7 +228,12 @@ impl Problem {
     /// What became of the effect.
     #[must_use]
     pub fn effect(&self) -> Effect {
-        self.kind().effect
+        if self.is_abandoned() { Effect::Unknown } else { self.kind().effect }
+    }
+
+    /// Given up after its last attempt had ended in doubt, or without a word.
+    fn is_abandoned(&self) -> bool {
+        matches!(self, Self::FailedBefore { code } if code == "abandoned")
     }
 
     /// Whether the same request with the same key may be sent again as it is, and can then come out differently.
@@ -272,6 +278,10 @@ impl Problem {
                 "An earlier request with this key is running. Send this one again with the same key after the time \
                  in Retry-After: it gets the same outcome."
             }
+            Self::FailedBefore { .. } if self.is_abandoned() => {
+                "Its attempts are used up, and the last one's outcome is not known: it may have been carried out, and \
+                 will not be run under this key. Find out before you send it with a new one: it could happen twice."
+            }
             Self::FailedBefore { .. } => {
                 "It was not carried out, and will not be under this key. A new attempt needs a new key."
             }
@@ -305,16 +315,17 @@ impl Problem {
             }
             Self::UpstreamAway => "Nothing was sent to the service. Send the request again with the same key.",
             Self::UpstreamTimeout => {
-                "The service has the request, and may have carried it out. Send it again with the same key to learn \
-                 the outcome. With a new key it could happen twice."
+                "The service has the request, and may have carried it out. Send it again with the same key: it gets \
+                 the outcome, is run again or is held, by the policy of this route. With a new key it could happen \
+                 twice."
             }
             Self::UpstreamUncertain { .. } => {
                 "The service had the request: it was carried out once or not at all. Ask again later with the same \
                  key. With a new key it could happen twice."
             }
             Self::UpstreamFailed { .. } => {
-                "The service had the request, and gave no outcome. Send it again with the same key: it is then run \
-                 again, by the policy of this route."
+                "The service had the request, and gave no outcome. Nothing is held: send it again with the same key, and \
+                 it is run again, by the policy of this route. With a new key it could happen twice."
             }
             Self::LeaseLost => {
                 "It took so long that another attempt took over; that one decides. Send the request again with the \
@@ -357,7 +368,8 @@ impl Problem {
             Error::Away { .. } => Self::DatabaseAway,
             Error::Kept => Self::TransactionKept,
             Error::Overloaded { retry_after } => Self::Overloaded { retry_after: *retry_after },
-            Error::Database(_) => match error.sqlstate() {
+            // Of one call, or of one intent of a batch.
+            Error::Database(_) | Error::Refused { .. } => match error.sqlstate() {
                 Some("P4001") => Self::KeyMalformed(KeyError::Refused),
                 Some("P4004") => Self::TenantRefused,
                 Some(code) => match sqlstate::verdict(code) {

@@ -53,7 +53,7 @@ fn settings(server: &RedisServer) -> RedisSettings {
 
 /// Redis only, unless a test says otherwise.
 fn caches(redis: RedisSettings) -> Caches {
-    Caches::new(CacheSettings { memory_bytes: 0, redis: Some(redis), ..CacheSettings::default() }).unwrap()
+    Caches::new(CacheSettings { memory_bytes: 0, redis: Some(redis), ..CacheSettings::default() }, "db").unwrap()
 }
 
 fn replay(fresh_for: Option<Duration>) -> Replay {
@@ -254,7 +254,7 @@ async fn a_lying_redis_is_a_miss() {
 async fn nothing_outlives_its_row() {
     let (server, counts) = (RedisServer::start(), Counts::new());
     let both = || CacheSettings { redis: Some(settings(&server)), ..CacheSettings::default() };
-    let (one, two) = (Caches::new(both()).unwrap(), Caches::new(both()).unwrap());
+    let (one, two) = (Caches::new(both(), "db").unwrap(), Caches::new(both(), "db").unwrap());
     let told = replay(Some(Duration::from_secs(1)));
     let end = Instant::now() + Duration::from_secs(1);
     one.put(TENANT, SCOPE, KEY, told.clone());
@@ -280,7 +280,7 @@ async fn the_cap_holds_from_cache_to_cache() {
     let (server, counts) = (RedisServer::start(), Counts::new());
     let capped = |lifetime_max| {
         let redis = Some(settings(&server));
-        Caches::new(CacheSettings { lifetime_max, redis, ..CacheSettings::default() }).unwrap()
+        Caches::new(CacheSettings { lifetime_max, redis, ..CacheSettings::default() }, "db").unwrap()
     };
     let (short, long) = (capped(Duration::from_millis(300)), capped(HOUR));
     put(&short, &counts, replay(None)).await;
@@ -292,7 +292,7 @@ async fn the_cap_holds_from_cache_to_cache() {
 async fn memory_answers_first_and_is_filled_from_redis() {
     let (mut server, counts) = (RedisServer::start(), Counts::new());
     let both = || CacheSettings { redis: Some(settings(&server)), ..CacheSettings::default() };
-    let (one, two) = (Caches::new(both()).unwrap(), Caches::new(both()).unwrap());
+    let (one, two) = (Caches::new(both(), "db").unwrap(), Caches::new(both(), "db").unwrap());
     put(&one, &counts, replay(Some(HOUR))).await;
     assert!(get(&two).await.is_some(), "from Redis");
     server.kill();
@@ -368,7 +368,7 @@ async fn a_full_redis_still_answers_over_the_same_connection() {
 
 #[tokio::test]
 async fn wrong_settings_are_told_without_what_they_say() {
-    let new = |redis| Caches::new(CacheSettings { redis: Some(redis), ..CacheSettings::default() });
+    let new = |redis| Caches::new(CacheSettings { redis: Some(redis), ..CacheSettings::default() }, "db");
     let error = new(RedisSettings::new("http://user:hunter2@example")).unwrap_err().to_string();
     assert!(error.contains("Redis URL") && !error.contains("hunter2"), "{error}");
     let short = RedisSettings { secret: Some(b"hunter2".to_vec()), ..RedisSettings::new("redis://localhost") };

@@ -179,7 +179,7 @@ mod bouncer {
     }
 
     fn start() -> (u16, Child) {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = crate::free_port();
         let upstream: tokio_postgres::Config = super::shared_url("postgres").parse().unwrap();
         let upstream_port = upstream.get_ports()[0];
         let dir = std::env::temp_dir().join(format!("pgonce-bouncer-{port}"));

@@ -23,4 +23,4 @@ pub use kafka::KafkaServer;
 pub use nats::NatsServer;
 pub use rabbitmq::RabbitServer;
 pub use redis::RedisServer;
-pub use server::brokers_skipped;
+pub use server::{brokers_skipped, free_port};

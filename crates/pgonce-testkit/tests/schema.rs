@@ -376,6 +376,7 @@ async fn each_role_may_do_its_own_and_no_more() {
         "renew_batch",
         "resolve",
         "schema_version",
+        "scope_rules",
         "succeed",
         "succeed_batch",
         "tally",
@@ -405,6 +406,7 @@ async fn each_role_may_do_its_own_and_no_more() {
         "resume_sink",
         "rotate_outbox",
         "schema_version",
+        "scope_rules",
         "settle",
         "sink_lag",
     ];

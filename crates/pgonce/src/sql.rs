@@ -26,6 +26,8 @@ pub(crate) enum Call {
     Doubt,
     Settle,
     DefineScope,
+    ScopeRules,
+    DatabaseId,
     Ping,
     Emit,
     DirectEmit,
@@ -42,7 +44,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 33;
+    pub(crate) const COUNT: usize = 35;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -92,6 +94,13 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
              p_response_code => $6, p_response_headers => $7, p_response_body => $8, p_tenant => $9)"
         }
         (Call::DefineScope, _) => "SELECT once.define_scope($1, $2)",
+        (Call::ScopeRules, _) => "SELECT once.scope_rules($1)",
+        // Of this cluster, this database and this installation of the schema: a dump that is restored is another one.
+        (Call::DatabaseId, _) => {
+            "SELECT format('%s/%s/%s', c.system_identifier, d.oid, n.oid) \
+             FROM pg_catalog.pg_control_system() c, pg_catalog.pg_database d, pg_catalog.pg_namespace n \
+             WHERE d.datname = pg_catalog.current_database() AND n.nspname = 'once'"
+        }
         (Call::Doubt, _) => "SELECT once.doubt($1, $2, $3, $4, $5, $6)",
         (Call::Ping, _) => "SELECT 1",
         (Call::Emit, _) => {
@@ -170,6 +179,8 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
             Type::TEXT,
         ],
         Call::DefineScope => &[Type::TEXT, Type::JSONB],
+        Call::ScopeRules => &[Type::TEXT],
+        Call::DatabaseId => &[],
         Call::Doubt => &[Type::TEXT, Type::TEXT, Type::UUID, Type::TEXT, Type::TEXT, Type::TEXT],
         Call::Ping => &[],
         Call::Emit => &[

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::output::say;
 use crate::verbs::up::stop_watch;
-use crate::{WrongUse, metrics};
+use crate::{WrongUse, database, metrics};
 
 /// `pgonce consume`
 ///
@@ -41,6 +41,9 @@ pub struct Options {
     /// Where Prometheus finds /metrics
     #[arg(long, value_name = "ADDR:PORT", value_parser = config::listen_address)]
     metrics: Option<SocketAddr>,
+    /// How long to wait at the start for a database that is away
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = config::duration)]
+    wait_max: Duration,
 }
 
 /// Consumes until told to stop.
@@ -54,11 +57,14 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
     // One for each message at work, and some for taking, storing and recording.
     settings.pool_max = usize::from(options.at_once) + 4;
     settings.claimed_by = Some(format!("pgonce consume {}", options.consumer));
-    let once = Once::with_settings(settings).await?;
     let stop = stop_watch()?;
     let stopped = |mut stop: watch::Receiver<bool>| async move {
         let _ = stop.wait_for(|stop| *stop).await;
     };
+    if !database::is_there(url, options.wait_max, stopped(stop.clone())).await? {
+        return Ok(());
+    }
+    let once = Once::with_settings(settings).await?;
     let intake = Intake::new(source, &options.consumer).run(&once, stopped(stop.clone()));
     let worker = once
         .consumer(&options.consumer)

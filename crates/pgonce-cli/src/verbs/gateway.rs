@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,9 +14,9 @@ use pgonce_http::gateway::{self, GatewayError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::WrongUse;
 use crate::output::say;
 use crate::verbs::up::stop_signal;
+use crate::{WrongUse, database};
 
 /// `pgonce gateway`
 ///
@@ -37,6 +38,9 @@ pub struct Options {
     /// The header that names the tenant; whoever reaches the gateway is believed
     #[arg(long, value_name = "NAME", value_parser = config::header_name)]
     tenant_header: Option<HeaderName>,
+    /// The scope of routes that name none; two gateways of different services on one database each need their own [default: http]
+    #[arg(long, value_name = "NAME", value_parser = config::scope)]
+    scope: Option<String>,
     /// What becomes of a request whose outcome nobody knows [default: hold]
     #[arg(long, value_name = "rerun|probe|hold", value_parser = stale())]
     stale: Option<Stale>,
@@ -52,6 +56,9 @@ pub struct Options {
     /// The largest body of a guarded request [default: 1MiB]
     #[arg(long, value_name = "BYTES", value_parser = config::max_body)]
     max_body: Option<usize>,
+    /// How long to wait at the start for a database that is away; until then nothing is listened to
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = config::duration)]
+    wait_max: Duration,
 }
 
 fn stale() -> impl TypedValueParser<Value = Stale> {
@@ -78,16 +85,22 @@ pub async fn run(options: Options, path: Option<PathBuf>, url: &str) -> anyhow::
         require_key: options.require_key,
         strict_keys: options.strict_keys,
         tenant_header: options.tenant_header,
+        scope: options.scope,
         stale: options.stale,
         lease: options.lease,
         in_progress: options.in_progress,
         cache: options.cache,
         body_bytes_max: options.max_body,
     };
-    let stop = stop_signal()?;
+    let mut stop = pin!(stop_signal()?);
     let reload = reload_signal()?;
     let ready = |address| say(&format!("ready http://{address}"));
     let source = ConfigSource { path, overrides };
+    // A mistake is told before anything is waited for.
+    source.load().map_err(|error| WrongUse(error.to_string()))?;
+    if !database::is_there(url, options.wait_max, stop.as_mut()).await? {
+        return Ok(());
+    }
     match gateway::run(pgonce::Settings::from_url(url), source, ready, stop, reload).await {
         Err(GatewayError::Config(error)) => Err(WrongUse(error.to_string()).into()),
         other => Ok(other?),

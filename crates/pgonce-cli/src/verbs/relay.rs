@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::output::{Out, say};
 use crate::verbs::up::stop_watch;
-use crate::{Found, WrongUse, metrics};
+use crate::{Found, WrongUse, database, metrics};
 
 /// `pgonce relay`
 ///
@@ -56,6 +56,9 @@ pub struct Options {
     /// Where Prometheus finds /metrics
     #[arg(long, value_name = "ADDR:PORT", value_parser = config::listen_address)]
     metrics: Option<SocketAddr>,
+    /// How long to wait at the start for a database that is away
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = config::duration)]
+    wait_max: Duration,
 }
 
 fn lease(text: &str) -> Result<Duration, String> {
@@ -90,6 +93,13 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     }
     metrics::serve(options.metrics).await?;
     let stop = stop_watch()?;
+    let mut told = stop.clone();
+    let stopped = async move {
+        let _ = told.wait_for(|stop| *stop).await;
+    };
+    if !database::is_there(url, options.wait_max, stopped).await? {
+        return Ok(());
+    }
     let (ready, mut is_ready) = mpsc::channel(opened.len());
     let mut running = JoinSet::new();
     let count = opened.len();

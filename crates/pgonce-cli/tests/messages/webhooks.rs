@@ -1,14 +1,10 @@
 //! Webhooks out and in: the sink signs, the source checks, the inbox knows.
 
-use pgonce_testkit::{TestDb, eventually};
+use pgonce_testkit::{TestDb, eventually, free_port};
 
 use crate::rig::{Run, number};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// One service's outbox to another's inbox, by signed webhooks; early ones wait for the state that they need.
 #[tokio::test(flavor = "multi_thread")]

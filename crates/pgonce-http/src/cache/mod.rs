@@ -78,19 +78,35 @@ fn json_bytes(value: &serde_json::Value) -> usize {
         }
 }
 
-/// An intent, as caches name it: SHA-256 over tenant, scope and key, each behind its length. No raw key leaves the
-/// process by it, and it has one size.
+/// An intent, as caches name it: SHA-256 over its database, tenant, scope and key, each behind its length. No raw key
+/// leaves the process by it, and it has one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Id([u8; 32]);
 
+/// Names the intents of one database. Two that share a Redis do not answer for each other.
+#[derive(Debug, Clone)]
+struct Names(Sha256);
+
+impl Names {
+    fn of_database(database: &str) -> Self {
+        Self(with(Sha256::new(), database))
+    }
+
+    fn id(&self, tenant: &str, scope: &str, key: &str) -> Id {
+        Id([tenant, scope, key].into_iter().fold(self.0.clone(), with).finalize().into())
+    }
+}
+
+fn with(mut hash: Sha256, part: &str) -> Sha256 {
+    hash.update((part.len() as u64).to_be_bytes());
+    hash.update(part);
+    hash
+}
+
+#[cfg(test)]
 impl Id {
     fn of(tenant: &str, scope: &str, key: &str) -> Self {
-        let mut hash = Sha256::new();
-        for part in [tenant, scope, key] {
-            hash.update((part.len() as u64).to_be_bytes());
-            hash.update(part);
-        }
-        Self(hash.finalize().into())
+        Names::of_database("").id(tenant, scope, key)
     }
 }
 
@@ -119,6 +135,7 @@ pub struct CacheConfigError(String);
 /// The caches of a gateway: memory before Redis.
 #[derive(Debug)]
 pub struct Caches {
+    names: Names,
     memory: Option<Memory>,
     redis: Option<Redis>,
     lifetime_max: Duration,
@@ -126,21 +143,21 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// Opens them. A Redis that is away is no error: it is connected to in the background, now and whenever it
-    /// comes back. Needs a Tokio runtime.
+    /// Opens them for what one database holds (see `Batcher::database_id`). A Redis that is away is no error: it is
+    /// connected to in the background, now and whenever it comes back. Needs a Tokio runtime.
     ///
     /// # Errors
     /// Where a setting is wrong.
-    pub fn new(settings: CacheSettings) -> Result<Self, CacheConfigError> {
+    pub fn new(settings: CacheSettings, database: &str) -> Result<Self, CacheConfigError> {
         let CacheSettings { memory_bytes, lifetime_max, redis } = settings;
         let memory = (memory_bytes > 0).then(|| Memory::new(memory_bytes)).transpose()?;
         let redis = redis.map(|redis| Redis::new(redis, lifetime_max)).transpose()?;
-        Ok(Self { memory, redis, lifetime_max, flights: Flights::default() })
+        Ok(Self { names: Names::of_database(database), memory, redis, lifetime_max, flights: Flights::default() })
     }
 
     /// What is known of an intent. Its fingerprint is still to be compared.
     pub async fn get(&self, tenant: &str, scope: &str, key: &str) -> Option<Arc<Replay>> {
-        let id = Id::of(tenant, scope, key);
+        let id = self.names.id(tenant, scope, key);
         if let Some(memory) = &self.memory {
             let found = memory.get(&id, Instant::now());
             count("memory", if found.is_some() { "hit" } else { "miss" });
@@ -164,7 +181,7 @@ impl Caches {
     /// Keeps what PostgreSQL **has committed**; nothing else may be put here. Never waits: what Redis does not take
     /// in time is dropped.
     pub fn put(&self, tenant: &str, scope: &str, key: &str, replay: impl Into<Arc<Replay>>) {
-        let (id, replay, now) = (Id::of(tenant, scope, key), replay.into(), Instant::now());
+        let (id, replay, now) = (self.names.id(tenant, scope, key), replay.into(), Instant::now());
         let lifetime = replay.lifetime(now, self.lifetime_max);
         if let Some(memory) = &self.memory {
             memory.put(id, Arc::clone(&replay), now + lifetime);
@@ -177,7 +194,7 @@ impl Caches {
     /// The same for the shared cache only: for what this process will hardly be asked for.
     pub fn put_shared(&self, tenant: &str, scope: &str, key: &str, replay: impl Into<Arc<Replay>>) {
         if let Some(redis) = &self.redis {
-            redis.put(Id::of(tenant, scope, key), replay.into());
+            redis.put(self.names.id(tenant, scope, key), replay.into());
         }
     }
 }
@@ -249,6 +266,8 @@ mod tests {
             Id::of("", "ab", "c"),
             Id::of("a", "bc", ""),
             Id::of("b", "a", "c"),
+            Names::of_database("x").id("a", "b", "c"),
+            Names::of_database("y").id("a", "b", "c"),
         ];
         for (at, id) in all.iter().enumerate() {
             assert!(!all[..at].contains(id), "{at}");

@@ -59,6 +59,7 @@ impl Gateway {
         metrics::gauge!("pgonce_gateway_waiters").set(counts.waiting as f64);
         metrics::gauge!("pgonce_gateway_tenants").set(tenants as f64);
         metrics::gauge!("pgonce_gateway_upstream_away").set(if live.upstream.breaker.is_open() { 1.0 } else { 0.0 });
+        metrics::gauge!("pgonce_gateway_scopes_replaced").set(self.rules.replaced() as f64);
         let mut page = text(StatusCode::OK, "");
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         page.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -85,7 +86,7 @@ impl Gateway {
         if let Some(regions) = &live.regions
             && let Some(home) = regions.away(&named, &route.policy.scope)?
         {
-            return home.forward(request, peer).await;
+            return home.forward(request, peer, route.times).await;
         }
         let Named { tenant, key, .. } = named;
         let name = IntentName { tenant, scope: route.policy.scope.clone(), key, fingerprint };

@@ -15,7 +15,7 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::admission::{Permit, Waiting};
-use super::body::{Body, discard};
+use super::body::{Arriving, Body, discard};
 use super::config::Route;
 use super::flights::{Follower, Leader, Seat, Stage};
 use super::headers::{CLAIM, KEY, SCOPE, TENANT, strip_hop_by_hop};
@@ -98,18 +98,18 @@ impl Gateway {
     ) -> Result<Response<Body>, Problem> {
         let policy = &route.policy;
         if !request.headers().contains_key(&policy.header) && policy.requirement == Requirement::Optional {
-            return live.upstream.pass(request, &peer).await;
+            return live.upstream.pass(request, &peer, route.times).await;
         }
         let (named, permit, home) = match self.enter(&live, policy, &mut request, &peer).await {
             Ok(entered) => entered,
             Err(problem) => {
                 let (head, body) = request.into_parts();
-                discard(head.version, &head.headers, body);
+                discard(&head.headers, Arriving::new(body, head.version));
                 return Err(problem);
             }
         };
         if let Some(home) = home {
-            return home.forward(request, &peer).await;
+            return home.forward(request, &peer, route.times).await;
         }
         let peer = match named.forwarded {
             // The gateway that forwarded it knows whose it is.
@@ -117,12 +117,13 @@ impl Gateway {
             false => peer,
         };
         let Named { tenant, key, .. } = named;
-        let (head, mut body) = request.into_parts();
+        let (head, body) = request.into_parts();
+        let mut body = Arriving::new(body, head.version);
         let body = match whole_body(&mut body, policy).await {
             Ok(whole) => whole,
             Err(problem) => {
                 if matches!(problem, Problem::BodyTooLarge { .. }) {
-                    discard(head.version, &head.headers, body);
+                    discard(&head.headers, body);
                 }
                 return Err(problem);
             }
@@ -356,7 +357,10 @@ impl Gateway {
         };
         fail::fail_point!("gateway::after_forward");
         match answered {
-            Ok(response) => self.take(flight, reply, response).await,
+            Ok(response) => {
+                let times = flight.guarded.route.times;
+                self.take(flight, reply, response.map(|body| body.within(times))).await;
+            }
             Err(Lost::NotSent) => self.give_back(flight, reply, Problem::UpstreamAway).await,
             Err(lost) => self.doubt(flight, reply, lost.code(), lost.problem(), None).await,
         }
@@ -467,7 +471,7 @@ pub(crate) fn publish_expiry(response: &mut Response<Body>, fresh_for: Option<Du
 }
 
 /// The whole body, or why it is not to be had. Nothing has been claimed so far.
-async fn whole_body(body: &mut Incoming, policy: &Policy) -> Result<Bytes, Problem> {
+async fn whole_body(body: &mut Arriving, policy: &Policy) -> Result<Bytes, Problem> {
     let limit = policy.body_bytes_max;
     let too_large = || Problem::BodyTooLarge { limit };
     if body.size_hint().lower() > limit as u64 {

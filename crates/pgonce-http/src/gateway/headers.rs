@@ -29,8 +29,12 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
-/// Takes out what belongs to one connection only.
+/// Takes out what belongs to one connection only. A length beside an encoding of the transfer is none: it would frame
+/// what follows wrongly (RFC 9112, 6.3).
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
     if headers.contains_key(header::CONNECTION) {
         let named: Vec<HeaderName> = headers
             .get_all(header::CONNECTION)
@@ -54,11 +58,47 @@ pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     listed.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
+/// What only this gateway says to the upstream, about the request and about who sent it.
+const OURS: [HeaderName; 5] = [CLAIM, KEY, SCOPE, TENANT, super::regions::HOP];
+const ABOUT_THE_CLIENT: [HeaderName; 4] = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, FORWARDED];
+
+/// What else must not be said in another spelling.
+const OTHERS: [&str; 3] = ["idempotency-key", "content-length", "content-type"];
+
+/// Takes out of a request what only this gateway says, however it is spelled.
+pub(crate) fn strip_ours(headers: &mut HeaderMap) {
+    for name in &OURS {
+        headers.remove(name);
+    }
+    strip_underscored(headers);
+}
+
+/// CGI, WSGI and their like call `Pgonce-Tenant` and `Pgonce_Tenant` alike HTTP_PGONCE_TENANT: to such a service the
+/// second is the first. Taken out is each such spelling of a name that is ours, that frames the message, or that the
+/// request has in its own spelling too.
+fn strip_underscored(headers: &mut HeaderMap) {
+    if !headers.keys().any(|name| name.as_str().contains('_')) {
+        return;
+    }
+    let is_forged = |name: &&HeaderName| {
+        let dashed = name.as_str().replace('_', "-");
+        let is = |known: &HeaderName| known.as_str() == dashed;
+        name.as_str().contains('_')
+            && (headers.contains_key(dashed.as_str())
+                || OURS.iter().chain(&ABOUT_THE_CLIENT).chain(&HOP_BY_HOP).any(is)
+                || OTHERS.contains(&dashed.as_str()))
+    };
+    let forged: Vec<HeaderName> = headers.keys().filter(is_forged).cloned().collect();
+    for name in forged {
+        headers.remove(name);
+    }
+}
+
 /// Takes out of a trailer section what could pass for a header that only this gateway sets.
 pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
     strip_hop_by_hop(trailers);
-    let ours = [CLAIM, KEY, SCOPE, TENANT, super::regions::HOP];
-    for name in ours.into_iter().chain([X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, FORWARDED]) {
+    strip_ours(trailers);
+    for name in &ABOUT_THE_CLIENT {
         trailers.remove(name);
     }
 }
@@ -78,7 +118,7 @@ pub(crate) fn forwarded(headers: &mut HeaderMap, peer: SocketAddr, tls: bool, ho
     let proto = if tls { "https" } else { "http" };
     let ip = peer.ip().to_canonical();
     if !trust {
-        for name in [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, FORWARDED] {
+        for name in &ABOUT_THE_CLIENT {
             headers.remove(name);
         }
     }
@@ -144,6 +184,35 @@ mod tests {
         ]);
         strip_hop_by_hop(&mut headers);
         assert_eq!(headers, map(&[("x-public", "2")]));
+    }
+
+    #[test]
+    fn a_length_beside_an_encoding_goes() {
+        let mut headers = map(&[("content-length", "5"), ("transfer-encoding", "chunked"), ("x-public", "2")]);
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(headers, map(&[("x-public", "2")]));
+        let mut headers = map(&[("content-length", "5")]);
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(headers, map(&[("content-length", "5")]));
+    }
+
+    #[test]
+    fn another_spelling_of_ours_goes_too() {
+        let mut headers = map(&[
+            ("x_forwarded_for", "forged"),
+            ("transfer_encoding", "chunked"),
+            ("idempotency_key", "forged"),
+            ("x-tenant", "acme"),
+            ("x_tenant", "rival"),
+            ("x_public", "1"),
+        ]);
+        for name in OURS {
+            let underscored = name.as_str().replacen('-', "_", 1).parse::<HeaderName>().unwrap();
+            headers.insert(underscored, HeaderValue::from_static("forged"));
+            headers.insert(name, HeaderValue::from_static("forged"));
+        }
+        strip_ours(&mut headers);
+        assert_eq!(headers, map(&[("x-tenant", "acme"), ("x_public", "1")]));
     }
 
     #[test]

@@ -8,10 +8,10 @@ use hyper::body::Incoming;
 
 use super::Named;
 use super::body::Body;
-use super::config::{RegionsConfig, UpstreamConfig};
+use super::config::{RegionsConfig, ResponseTimes, UpstreamConfig};
 use super::headers::{TENANT, strip_hop_by_hop};
 use super::regions::{HOP, Regions};
-use super::upstream::{Lost, Peer, Upstream};
+use super::upstream::{Lost, Peer, Upstream, streaming};
 use crate::key::parse_key;
 use crate::policy::Policy;
 use crate::problem::Problem;
@@ -85,16 +85,22 @@ impl Homes {
 
 impl Home<'_> {
     /// Sends the request home and passes the answer on. If home is away, nobody else may answer.
-    pub(super) async fn forward(self, mut request: Request<Incoming>, peer: &Peer) -> Result<Response<Body>, Problem> {
+    pub(super) async fn forward(
+        self,
+        request: Request<Incoming>,
+        peer: &Peer,
+        times: ResponseTimes,
+    ) -> Result<Response<Body>, Problem> {
+        let mut request = streaming(request);
         self.gateway.address(&mut request, peer)?;
         request.headers_mut().insert(HOP, self.hop);
         request.headers_mut().insert(TENANT, self.tenant);
-        let sent = self.gateway.send(request.map(Body::Streaming)).await;
+        let sent = self.gateway.send(request).await;
         let mut response = sent.map_err(|lost| match lost {
             Lost::NotSent => Problem::HomeAway,
             Lost::TimedOut | Lost::Broken => Problem::InDoubt,
         })?;
         strip_hop_by_hop(response.headers_mut());
-        Ok(response.map(Body::Streaming))
+        Ok(response.map(|body| Body::Streaming(body.within(times))))
     }
 }

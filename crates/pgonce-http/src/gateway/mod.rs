@@ -17,6 +17,7 @@ mod homes;
 mod probe;
 mod record;
 mod regions;
+mod rules;
 mod serve;
 mod tls;
 mod upstream;
@@ -40,6 +41,7 @@ use self::body::Body;
 use self::config::{ConfigError, ConfigSource, GatewayConfig};
 use self::flights::Flights;
 use self::homes::Homes;
+use self::rules::Rules;
 use self::upstream::{Peer, Upstream};
 use crate::cache::Caches;
 use crate::key::parse_key;
@@ -76,6 +78,10 @@ pub(crate) struct Gateway {
     /// What a reload replaces.
     live: ArcSwap<Live>,
     batcher: Batcher,
+    /// What tells its database from others.
+    database: String,
+    /// The rules that this gateway gave to its scopes, as the database keeps them.
+    rules: Rules,
     admission: Admission,
     flights: Flights,
     /// Requests that run under a claim: they go on when their client is gone, and are waited for at the end.
@@ -124,15 +130,19 @@ pub async fn run(
 ) -> Result<(), GatewayError> {
     let config = source.load()?;
     let batcher = Batcher::connect(database, BatchSettings::default()).await?;
-    define_scopes(&batcher, &config).await?;
+    let rules = Rules::default();
+    rules.define(&batcher, &config).await?;
+    let database = batcher.database_id().await?;
     let listener = TcpListener::bind(config.listen)
         .await
         .map_err(|error| GatewayError::Listen { address: config.listen, error })?;
     let address = listener.local_addr().map_err(|error| GatewayError::Listen { address: config.listen, error })?;
     let gateway = Arc::new(Gateway {
         admission: Admission::new(config.limits.clone()),
-        live: ArcSwap::from_pointee(Live::build(config, None)?),
+        live: ArcSwap::from_pointee(Live::build(config, &database, None)?),
         batcher,
+        database,
+        rules,
         flights: Flights::default(),
         tasks: TaskTracker::new(),
         metrics: recorder(),
@@ -155,18 +165,12 @@ pub async fn run(
         }
         std::future::pending::<()>().await;
     };
+    let watching = Arc::clone(&gateway);
     tokio::select! {
         () = serve::serve(gateway, listener, stop) => Ok(()),
         () = reloads => Ok(()),
+        () = watching.rules.watch(&watching.batcher) => Ok(()),
     }
-}
-
-/// The scopes' rules are the database's: every caller of a scope lives by the same.
-async fn define_scopes(batcher: &Batcher, config: &GatewayConfig) -> Result<(), GatewayError> {
-    for (scope, policy) in config.scope_policies() {
-        batcher.define_scope(&scope, &policy).await?;
-    }
-    Ok(())
 }
 
 /// One recorder a process, whoever starts first.
@@ -187,9 +191,9 @@ fn recorder() -> PrometheusHandle {
 impl Gateway {
     async fn reload(&self, source: &ConfigSource) -> Result<(), GatewayError> {
         let running = self.live.load_full();
-        let live = Live::build(source.load()?, Some(&running))?;
+        let live = Live::build(source.load()?, &self.database, Some(&running))?;
         // Everything else that can be wrong has been looked at: from here on it is the new configuration.
-        define_scopes(&self.batcher, &live.config).await?;
+        self.rules.define(&self.batcher, &live.config).await?;
         if live.config.listen != running.config.listen {
             tracing::warn!("a new listen address needs a restart");
         }
@@ -211,7 +215,7 @@ impl Gateway {
         } else if route.policy.guards(request.method()) {
             self.guard(Arc::clone(&live), Arc::clone(&route), request, peer).await
         } else {
-            live.upstream.pass(request, &peer).await
+            live.upstream.pass(request, &peer, route.times).await
         };
         answered.unwrap_or_else(|problem| live.told(&problem, &route.policy.statuses))
     }
@@ -233,11 +237,11 @@ impl Live {
     }
 
     /// Builds what the configuration describes. Caches stay across a reload that does not change them.
-    fn build(config: GatewayConfig, running: Option<&Self>) -> Result<Self, GatewayError> {
+    fn build(config: GatewayConfig, database: &str, running: Option<&Self>) -> Result<Self, GatewayError> {
         let setup = |error: &dyn std::fmt::Display| GatewayError::Setup(error.to_string());
         let caches = match running.filter(|running| running.config.cache == config.cache) {
             Some(running) => Arc::clone(&running.caches),
-            None => Arc::new(Caches::new(config.cache.clone()).map_err(|error| setup(&error))?),
+            None => Arc::new(Caches::new(config.cache.clone(), database).map_err(|error| setup(&error))?),
         };
         let mut upstream = Upstream::new(&config.upstream, config.trust_forwarded).map_err(|error| setup(&error))?;
         if let Some(running) = running.filter(|running| running.config.upstream.url == config.upstream.url) {

@@ -37,7 +37,7 @@ impl Gateway {
         let name = &guarded.name;
         let url = template.url(&name.tenant, &name.scope, &name.key)?;
         let response = guarded.live.upstream.fetch(url).await.ok()?;
-        let (head, body) = response.into_parts();
+        let (head, body) = response.map(|body| body.within(guarded.route.times)).into_parts();
         match head.status {
             StatusCode::NOT_FOUND | StatusCode::GONE => {
                 Some(("retry", Answer { code: Some(head.status.as_u16().into()), ..Answer::default() }))

@@ -7,17 +7,17 @@ use bytes::{Bytes, BytesMut};
 use http::{Response, response};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use pgonce::{Answer, Claim, Error, Kept, Recorded};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Gateway;
-use super::body::{Body, BodyError};
+use super::body::{Arriving, Body, BodyError};
 use super::config::KeptResponse;
 use super::flights::{Leader, Stage};
 use super::guard::{Guarded, Reply, of_database, publish_expiry};
 use super::headers::strip_hop_by_hop;
+use super::upstream::Lost;
 use crate::problem::{Effect, Problem};
 
 /// A response is gathered whole up to this size, and for this long; from then on it is passed on while it is
@@ -42,12 +42,13 @@ pub(crate) struct Flight {
 enum Gathered {
     Whole(Bytes),
     Part(Bytes),
-    Broken,
+    Lost(Lost),
 }
 
 impl Gateway {
-    /// The upstream answered: an outcome is recorded, "not now" gives the claim back, and a server error is doubt.
-    pub(crate) async fn take(&self, flight: Flight, reply: Reply, response: Response<Incoming>) {
+    /// The upstream answered: an outcome is recorded, "not now" gives the claim back, and everything else is doubt: a
+    /// server error, and what is no answer to this request (101, which it did not ask for, or a status over 599).
+    pub(crate) async fn take(&self, flight: Flight, reply: Reply, response: Response<Arriving>) {
         let status = response.status();
         let (mut head, mut body) = response.into_parts();
         strip_hop_by_hop(&mut head.headers);
@@ -59,11 +60,12 @@ impl Gateway {
         // Read before the claim ends: a body that breaks off says no less than the status did.
         let limit = flight.guarded.policy().response_bytes_max;
         let whole = tokio::time::timeout(Duration::from_secs(30), gather(&mut body, limit, None)).await;
+        let is_response = status.is_client_error() || status.is_server_error();
         let passed = match whole {
-            Ok(Gathered::Whole(bytes)) => Some(Response::from_parts(head, Body::from(bytes))),
+            Ok(Gathered::Whole(bytes)) if is_response => Some(Response::from_parts(head, Body::from(bytes))),
             _ => None,
         };
-        if status.is_server_error() {
+        if !status.is_client_error() {
             let problem = Problem::UpstreamUncertain { upstream_status: Some(status.as_u16()) };
             return self.doubt(flight, reply, &code, problem, passed).await;
         }
@@ -81,16 +83,19 @@ impl Gateway {
 
     /// Stores the outcome, then tells it. A long response is passed on meanwhile, except for its last piece:
     /// nobody has the whole of an answer that is not stored.
-    async fn record(&self, flight: Flight, reply: Reply, head: response::Parts, mut body: Incoming) {
+    async fn record(&self, flight: Flight, reply: Reply, head: response::Parts, mut body: Arriving) {
         let gathered = tokio::select! {
             biased;
             () = flight.kept.lost() => return self.lost(flight, reply).await,
             gathered = gather(&mut body, WHOLE_BYTES_MAX, Some(WHOLE_PATIENCE)) => gathered,
         };
         match gathered {
-            Gathered::Broken => {
-                let problem = Problem::UpstreamUncertain { upstream_status: Some(head.status.as_u16()) };
-                self.doubt(flight, reply, "upstream_broken", problem, None).await;
+            Gathered::Lost(lost) => {
+                let problem = match lost {
+                    Lost::TimedOut => Problem::UpstreamTimeout,
+                    _ => Problem::UpstreamUncertain { upstream_status: Some(head.status.as_u16()) },
+                };
+                self.doubt(flight, reply, lost.code(), problem, None).await;
             }
             Gathered::Whole(bytes) => {
                 let fits = bytes.len() <= flight.guarded.policy().response_bytes_max;
@@ -124,7 +129,7 @@ impl Gateway {
         &self,
         flight: Flight,
         head: response::Parts,
-        mut body: Incoming,
+        mut body: Arriving,
         begun: Bytes,
         client: &mpsc::Sender<Result<Bytes, BodyError>>,
     ) -> Result<(), &'static str> {
@@ -178,9 +183,14 @@ impl Gateway {
                         queue.push_back(piece);
                     }
                 }
-                Some(Err(_)) => {
-                    self.give_up(flight, "upstream_broken").await;
-                    return Err("the upstream broke off");
+                Some(Err(error)) => {
+                    let lost = Lost::from(error);
+                    self.give_up(flight, lost.code()).await;
+                    return Err(if lost == Lost::TimedOut {
+                        "the upstream stood still"
+                    } else {
+                        "the upstream broke off"
+                    });
                 }
                 None => break,
             }
@@ -240,12 +250,16 @@ impl Gateway {
         let Flight { guarded, leader, claim_id, kept } = flight;
         drop(kept);
         let status = self.batcher.doubt(&guarded.name, claim_id, code, "the upstream's answer is not known").await;
+        let problem = match status.as_deref() {
+            Ok("failed_retryable") => runs_again(problem),
+            _ => problem,
+        };
         let answer = match status.as_deref() {
             Ok("succeeded") | Err(Error::LeaseLost) => self.observe(&guarded, &leader).await,
             Ok("uncertain") if guarded.route.scope_policy.http_probe().is_some() && self.probe(&guarded).await => {
                 match self.observe(&guarded, &leader).await {
                     // The provider does not know it: it may run again, and this attempt's answer stands.
-                    Err(Problem::LeaseLost) => passed.ok_or(problem.clone()),
+                    Err(Problem::LeaseLost) => passed.ok_or(runs_again(problem.clone())),
                     answer => answer,
                 }
             }
@@ -305,6 +319,14 @@ fn though_sent(problem: Problem) -> Problem {
     }
 }
 
+/// Nothing is held: the same request with the same key is run again.
+fn runs_again(problem: Problem) -> Problem {
+    match problem {
+        Problem::UpstreamUncertain { upstream_status } => Problem::UpstreamFailed { upstream_status },
+        problem => problem,
+    }
+}
+
 /// What the database keeps of an answer: nobody is told more by a cache.
 fn as_stored(answer: Answer, response: KeptResponse) -> Answer {
     match response {
@@ -323,7 +345,7 @@ enum Stored {
 }
 
 /// Reads a body up to a size, and for some time.
-async fn gather(body: &mut Incoming, bytes_max: usize, patience: Option<Duration>) -> Gathered {
+async fn gather(body: &mut Arriving, bytes_max: usize, patience: Option<Duration>) -> Gathered {
     let mut gathered = Bytes::new();
     let deadline = patience.map(|patience| tokio::time::Instant::now() + patience);
     loop {
@@ -337,7 +359,7 @@ async fn gather(body: &mut Incoming, bytes_max: usize, patience: Option<Duration
         };
         match frame {
             None => return Gathered::Whole(gathered),
-            Some(Err(_)) => return Gathered::Broken,
+            Some(Err(error)) => return Gathered::Lost(error.into()),
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };
                 if gathered.is_empty() {

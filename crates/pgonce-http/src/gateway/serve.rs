@@ -13,6 +13,7 @@ use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
 
 use super::body::Body;
 use super::upstream::Peer;
@@ -24,6 +25,9 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// How long a client that is connected when the end begins may take to have its request here. What it has sent
 /// would be lost if its connection was closed at once: it could not know whether that was run.
 const LAST_REQUEST_MAX: Duration = Duration::from_secs(1);
+
+/// How often a gateway that stops says what it waits for.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// Accepts until told to stop, then lets what runs come to its end.
 pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: impl Future<Output = ()>) {
@@ -62,12 +66,52 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: im
     let drain = gateway.live.load().config.drain_timeout;
     gateway.tasks.close();
     ending.send_replace(true);
+    let deadline = Instant::now() + drain;
+    let held = || Held::of(&gateway, connections_max.saturating_sub(slots.available_permits()));
     let drained = async {
         ending.closed().await;
         gateway.tasks.wait().await;
     };
-    if tokio::time::timeout(drain, drained).await.is_err() {
-        tracing::warn!("not everything came to its end in time; leases of what was cut off will run out");
+    let told = async {
+        // Who has nothing to do is gone by then, and not worth a word.
+        let mut pause = LAST_REQUEST_MAX + LAST_REQUEST_MAX / 2;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = TELL_EVERY;
+            let left = deadline.saturating_duration_since(Instant::now());
+            tracing::warn!("stopping: waiting for {}, {}s at most", held(), left.as_secs());
+        }
+    };
+    tokio::select! {
+        () = drained => {}
+        () = told => {}
+        () = tokio::time::sleep_until(deadline) => {
+            tracing::warn!("stopped with {} cut off: their leases run out, and their scopes' policies decide", held());
+        }
+    }
+}
+
+/// What a gateway that stops waits for.
+struct Held {
+    running: usize,
+    waiting: usize,
+    connections: usize,
+}
+
+impl Held {
+    fn of(gateway: &Gateway, connections: usize) -> Self {
+        let (counts, _) = gateway.admission.usage();
+        Self { running: counts.running, waiting: counts.waiting, connections }
+    }
+}
+
+impl std::fmt::Display for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { running, waiting, connections } = self;
+        write!(
+            f,
+            "{running} guarded requests that run, {waiting} that wait for another's outcome, {connections} connections"
+        )
     }
 }
 

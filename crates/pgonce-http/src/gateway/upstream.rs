@@ -12,13 +12,10 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::body::Body;
+use super::body::{Arriving, Body, CutOff};
 use super::breaker::Breaker;
-use super::config::UpstreamConfig;
-use super::headers::{
-    CLAIM, KEY, SCOPE, TENANT, forwarded, join_cookies, strip_hop_by_hop, takes_trailers, wants_upgrade,
-};
-use super::regions::HOP;
+use super::config::{ResponseTimes, UpstreamConfig};
+use super::headers::{forwarded, join_cookies, strip_hop_by_hop, strip_ours, takes_trailers, wants_upgrade};
 use super::tls;
 use crate::problem::Problem;
 
@@ -108,9 +105,7 @@ impl Upstream {
         let headers = request.headers_mut();
         strip_hop_by_hop(headers);
         headers.remove(header::EXPECT); // answered here, by reading the body
-        for name in [CLAIM, KEY, SCOPE, TENANT, HOP] {
-            headers.remove(name);
-        }
+        strip_ours(headers);
         if from_http2 {
             join_cookies(headers);
         }
@@ -127,13 +122,13 @@ impl Upstream {
     }
 
     /// Sends a request and waits for the head of its response.
-    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Lost> {
+    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Arriving>, Lost> {
         let Ok(attempt) = self.breaker.admit() else { return Err(Lost::NotSent) };
         let answered = tokio::time::timeout(self.timeout, self.client.request(request)).await;
         match answered {
             Ok(Ok(response)) => {
                 attempt.answered();
-                Ok(response)
+                Ok(Arriving::of(response))
             }
             Ok(Err(error)) => {
                 attempt.failed();
@@ -149,7 +144,7 @@ impl Upstream {
     }
 
     /// Asks a URL by GET, in the gateway's own name: nothing of a client's goes with it.
-    pub(crate) async fn fetch(&self, url: Uri) -> Result<Response<Incoming>, Lost> {
+    pub(crate) async fn fetch(&self, url: Uri) -> Result<Response<Arriving>, Lost> {
         let host = url.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
         let mut request = Request::new(Body::empty());
         *request.uri_mut() = url;
@@ -160,7 +155,13 @@ impl Upstream {
     }
 
     /// Passes a request that is not guarded, streaming both ways.
-    pub(crate) async fn pass(&self, mut request: Request<Incoming>, peer: &Peer) -> Result<Response<Body>, Problem> {
+    pub(crate) async fn pass(
+        &self,
+        request: Request<Incoming>,
+        peer: &Peer,
+        times: ResponseTimes,
+    ) -> Result<Response<Body>, Problem> {
+        let mut request = streaming(request);
         if let Some(protocol) = wants_upgrade(&request) {
             return self.upgrade(request, protocol, peer).await;
         }
@@ -171,22 +172,26 @@ impl Upstream {
             request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
             request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
         }
-        let mut response = self.send(request.map(Body::Streaming)).await.map_err(Lost::problem)?;
+        let mut response = self.send(request).await.map_err(Lost::problem)?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            // Nobody asked for it: what comes next on that connection is no answer to anything.
+            return Err(Problem::UpstreamUncertain { upstream_status: Some(101) });
+        }
         strip_hop_by_hop(response.headers_mut());
-        Ok(response.map(Body::Streaming))
+        Ok(response.map(|body| Body::Streaming(body.within(times))))
     }
 
     /// WebSocket and other upgrades: once both sides have switched, bytes go through as they are.
     async fn upgrade(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<Body>,
         protocol: HeaderValue,
         peer: &Peer,
     ) -> Result<Response<Body>, Problem> {
         let theirs = hyper::upgrade::on(&mut request);
         self.address(&mut request, peer)?;
         ask_upgrade(request.headers_mut(), protocol);
-        let mut response = self.send(request.map(Body::Streaming)).await.map_err(Lost::problem)?;
+        let mut response = self.send(request).await.map_err(Lost::problem)?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             strip_hop_by_hop(response.headers_mut());
             return Ok(response.map(Body::Streaming));
@@ -213,6 +218,16 @@ impl Upstream {
     }
 }
 
+impl From<CutOff> for Lost {
+    /// Of a response whose head is there.
+    fn from(error: CutOff) -> Self {
+        match error {
+            CutOff::TimedOut => Self::TimedOut,
+            CutOff::Broken(_) | CutOff::Reset => Self::Broken,
+        }
+    }
+}
+
 impl Lost {
     /// What it means for a request that nobody guards.
     pub(crate) fn problem(self) -> Problem {
@@ -231,6 +246,12 @@ impl Lost {
             Self::Broken => "upstream_broken",
         }
     }
+}
+
+/// A request as it comes, to be sent on.
+pub(crate) fn streaming(request: Request<Incoming>) -> Request<Body> {
+    let version = request.version();
+    request.map(|incoming| Body::Streaming(Arriving::new(incoming, version)))
 }
 
 fn ask_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::{HeaderMap, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
@@ -100,7 +101,7 @@ impl<B: Body<Data = Bytes>> Body for LayerBody<B> {
 }
 
 /// A request's body, whole: nothing is claimed before it is there.
-pub(super) async fn request_body<B>(body: B, policy: &Policy) -> Result<Bytes, Problem>
+pub(super) async fn request_body<B>(body: B, headers: &HeaderMap, policy: &Policy) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
@@ -110,7 +111,11 @@ where
         return Err(Problem::BodyTooLarge { limit });
     }
     match tokio::time::timeout(policy.body_timeout, Limited::new(body, limit).collect()).await {
-        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Ok(whole)) => match whole.to_bytes() {
+            // Over HTTP/2 a client's reset can look like an end.
+            whole if is_short(headers, whole.len()) => Err(Problem::BodyIncomplete),
+            whole => Ok(whole),
+        },
         Ok(Err(error)) if is_too_large(&*error) => Err(Problem::BodyTooLarge { limit }),
         Ok(Err(error)) => {
             tracing::debug!(%error, "request body broke off");
@@ -118,6 +123,12 @@ where
         }
         Err(_) => Err(Problem::BodyTimeout),
     }
+}
+
+/// Whether a body that ended is shorter than its head says.
+pub(super) fn is_short(headers: &HeaderMap, bytes: usize) -> bool {
+    let said = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    said.is_some_and(|said| bytes < said)
 }
 
 /// By our limit, or by one that stands before us.
@@ -165,20 +176,23 @@ mod tests {
     #[tokio::test]
     async fn a_request_body_is_whole_or_a_problem() {
         let policy = Policy { body_bytes_max: 4, ..Policy::new("s") };
-        assert_eq!(request_body(chunks(&["ab", "cd"]), &policy).await.unwrap(), "abcd");
+        assert_eq!(request_body(chunks(&["ab", "cd"]), &HeaderMap::new(), &policy).await.unwrap(), "abcd");
         let large = Err(Problem::BodyTooLarge { limit: 4 });
-        assert_eq!(request_body(chunks(&["ab", "cd", "e"]), &policy).await, large);
-        assert_eq!(request_body(Full::new(Bytes::from_static(b"abcde")), &policy).await, large);
+        assert_eq!(request_body(chunks(&["ab", "cd", "e"]), &HeaderMap::new(), &policy).await, large);
+        assert_eq!(request_body(Full::new(Bytes::from_static(b"abcde")), &HeaderMap::new(), &policy).await, large);
         let broken = StreamBody::new(stream::iter([
             Ok(Frame::data(Bytes::from_static(b"a"))),
             Err(std::io::Error::other("reset")),
         ]));
-        assert_eq!(request_body(broken, &policy).await, Err(Problem::BodyIncomplete));
+        let said = |length: &'static str| HeaderMap::from_iter([(header::CONTENT_LENGTH, length.parse().unwrap())]);
+        assert_eq!(request_body(chunks(&["ab"]), &said("2"), &policy).await.unwrap(), "ab");
+        assert_eq!(request_body(chunks(&["ab"]), &said("3"), &policy).await, Err(Problem::BodyIncomplete));
+        assert_eq!(request_body(broken, &HeaderMap::new(), &policy).await, Err(Problem::BodyIncomplete));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_request_body_is_given_up() {
         let never = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        assert_eq!(request_body(never, &Policy::new("s")).await, Err(Problem::BodyTimeout));
+        assert_eq!(request_body(never, &HeaderMap::new(), &Policy::new("s")).await, Err(Problem::BodyTimeout));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::request::Parts;
-use http::{Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use pgonce::{Answer, Answered, Decision, Failure, Fingerprint, Lease, Tx};
 use tokio::time::Instant;
@@ -16,7 +16,7 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::Rules;
-use super::body::LayerBody;
+use super::body::{LayerBody, is_short};
 use super::flights::{Boarding, Landed, Lead, Name, Seen};
 use crate::stored::kept_headers;
 use crate::{InProgress, Policy, Problem, StoredResponse};
@@ -159,12 +159,19 @@ where
         let request = Request::from_parts(parts, LayerBody::whole(self.body.clone()));
         let mut inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let bytes_max = self.rules.policy.response_bytes_max.min(STORED_BYTES_MAX);
+        let method = self.parts.method.clone();
         let called = async move {
             std::future::poll_fn(|context| inner.poll_ready(context)).await.map_err(Broken::Service)?;
             let (mut head, body) = inner.call(request).await.map_err(Broken::Service)?.into_parts();
             // Some middleware copies extensions from request to response: that is not keeping it.
             head.extensions.remove::<X>();
             match LayerBody::read_up_to(body, bytes_max).await {
+                // Passed on from another service, it may have broken off without an error: over HTTP/2 a reset can
+                // look like an end.
+                Ok(body) if is_cut(&method, &head, body.as_whole()) => {
+                    tracing::error!("the response of a guarded handler has not the length that it says");
+                    Err(Broken::Handler)
+                }
                 Ok(body) => Ok(Response::from_parts(head, body)),
                 Err(_) => {
                     tracing::error!("the response of a guarded handler broke off");
@@ -210,6 +217,12 @@ where
             }
         }
     }
+}
+
+/// Whether a response that was read to its end lacks something of what its head says.
+fn is_cut(method: &Method, head: &http::response::Parts, body: Option<&Bytes>) -> bool {
+    let has_body = *method != Method::HEAD && head.status != StatusCode::NOT_MODIFIED;
+    body.is_some_and(|body| has_body && is_short(&head.headers, body.len()))
 }
 
 /// What a handler's response means for its intent.
@@ -267,7 +280,6 @@ fn landed(problem: &Problem) -> Landed {
 
 #[cfg(test)]
 mod tests {
-    use http::StatusCode;
     use http_body_util::Full;
 
     use super::*;

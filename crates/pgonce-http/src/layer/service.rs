@@ -64,7 +64,7 @@ where
         let inner = inner.clone();
         let span = tracing::info_span!("pgonce.http", scope = %rules.policy.scope, key_hash = %key_hash(&name.1));
         let answered = async move {
-            let body = match request_body(body, &rules.policy).await {
+            let body = match request_body(body, &parts.headers, &rules.policy).await {
                 Ok(body) => body,
                 Err(problem) => return Ok(rules.refuse(&problem)),
             };

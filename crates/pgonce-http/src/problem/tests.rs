@@ -190,6 +190,7 @@ fn errors_of_the_library_become_problems_that_mean_the_same() {
     use pgonce::Error;
     let retry_after = Duration::from_secs(3);
     let code = || "no_stock".to_owned();
+    let refused = |sqlstate: &str| Error::Refused { sqlstate: sqlstate.into(), message: "no".into() };
     let expected = [
         (Error::Conflict, Problem::Conflict),
         (Error::InProgress { retry_after }, Problem::InProgress { retry_after }),
@@ -203,6 +204,9 @@ fn errors_of_the_library_become_problems_that_mean_the_same() {
         (Error::Overloaded { retry_after }, Problem::Overloaded { retry_after }),
         (Error::Schema("old".into()), Problem::Internal),
         (Error::Invalid("bad".into()), Problem::Internal),
+        (refused("P4001"), Problem::KeyMalformed(KeyError::Refused)),
+        (refused("P4003"), Problem::Internal),
+        (refused("P4004"), Problem::TenantRefused),
     ];
     for (error, problem) in expected {
         assert_eq!(Problem::of_error(&error), problem);

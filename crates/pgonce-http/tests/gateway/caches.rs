@@ -158,3 +158,22 @@ async fn what_has_no_outcome_is_not_cached() {
     assert_eq!((told.status, told.is_replay()), (201, true), "{told:?}");
     assert_eq!(service.requests(), 1);
 }
+
+/// Two databases behind one Redis: the same key is two intents.
+#[tokio::test(flavor = "multi_thread")]
+async fn databases_that_share_a_redis_do_not_answer_for_each_other() {
+    let server = RedisServer::start();
+    let config = format!("[gateway.cache]\nredis = \"{}\"\nredis_timeout = \"5s\"\n", server.url());
+    let (one, two) = (Rig::new(&config).await, Rig::new(&config).await);
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    for (count, rig) in [(1, &one), (2, &two)] {
+        let first = rig.post("/orders", "k", "a").await;
+        assert_eq!((first.status, first.is_replay(), rig.effects("k").await), (201, false, 1));
+        eventually("Redis has both", async || {
+            redis::cmd("DBSIZE").query_async::<usize>(&mut connection).await.unwrap() == count
+        })
+        .await;
+    }
+    assert_eq!((one.service.requests(), two.service.requests()), (1, 1));
+}

@@ -9,9 +9,28 @@ async fn rerun_runs_again_and_passes_the_answer_on() {
     assert_eq!((first.status, first.json()["status"].as_u64()), (503, Some(503)), "the service's own words");
     assert_eq!(rig.states("k").await, ["failed_retryable"]);
     assert_eq!(rig.post("/status/503", "k", "a").await.json()["number"], 2);
-    let lost = rig.post("/reset", "r", "a").await;
+    for attempt in 1..=2 {
+        let lost = rig.post("/reset", "r", "a").await;
+        assert_eq!((lost.status, lost.problem().as_str()), (502, "upstream-failed"), "nothing is held");
+        assert_eq!((lost.json()["effect"].as_str(), lost.json()["retryable"].as_bool()), (Some("unknown"), Some(true)));
+        assert_eq!(rig.states("r").await, ["failed_retryable"]);
+        assert_eq!(rig.effects("r").await, attempt, "run again, as it was told");
+    }
+}
+
+/// The attempts are used up, and the last ended in doubt: nobody may say that nothing was done.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_given_up_may_have_been_done() {
+    let rig = Rig::new("stale = \"rerun\"\nattempts_max = 1").await;
+    let lost = rig.post("/reset", "k", "a").await;
     assert_eq!((lost.status, lost.json()["effect"].as_str()), (502, Some("unknown")), "{lost:?}");
-    assert_eq!(rig.states("r").await, ["failed_retryable"]);
+    assert_eq!((rig.states("k").await, rig.effects("k").await), (vec!["failed_final".to_owned()], 1));
+    let again = rig.post("/reset", "k", "a").await;
+    assert_eq!((again.status, again.problem().as_str()), (409, "failed-before"));
+    let told = again.json();
+    assert_eq!((told["effect"].as_str(), told["retryable"].as_bool()), (Some("unknown"), Some(false)), "{told}");
+    assert_eq!(told["failure_code"], "abandoned");
+    assert_eq!(rig.effects("k").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,13 +114,13 @@ async fn a_probe_by_get_decides() {
     let rig = Rig::new(config).await;
     // The key is the status that the probe's URL answers: the service does not know it.
     let gone = rig.post("/reset", "404", "a").await;
-    assert_eq!(gone.status, 502);
+    assert_eq!((gone.status, gone.problem().as_str()), (502, "upstream-failed"));
     assert_eq!(rig.states("404").await, ["failed_retryable"], "not done: it may run");
     let known = rig.post("/reset", "200", "a").await;
     assert_eq!((known.status, known.json()["status"].as_u64()), (200, Some(200)), "{known:?}");
     assert_eq!(rig.states("200").await, ["succeeded"]);
     let unclear = rig.post("/reset", "500", "a").await;
-    assert_eq!(unclear.status, 502);
+    assert_eq!((unclear.status, unclear.problem().as_str()), (502, "upstream-uncertain"));
     assert_eq!(rig.states("500").await, ["uncertain"]);
 }
 

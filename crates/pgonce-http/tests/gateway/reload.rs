@@ -103,3 +103,23 @@ async fn a_file_with_a_mistake_changes_nothing_and_is_told() {
     assert_eq!(held.await.unwrap().status, 201);
     assert!(rig.metric("pgonce_gateway_reloads_total{result=\"refused\"}").await >= 2.0);
 }
+
+/// Two gateways that give one scope different rules would do so in turns: it is noticed.
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_that_somebody_else_replaced_are_noticed() {
+    let rig = Rig::new("lease = \"20s\"").await;
+    assert_eq!(rig.metric("pgonce_gateway_scopes_replaced").await, 0.0);
+    let rules = async || -> serde_json::Value {
+        let sql = "SELECT once.scope_rules('http')";
+        rig.db.client().await.query_one(sql, &[]).await.unwrap().get(0)
+    };
+    assert_eq!(rules().await["lease"], "00:00:20");
+    let sql = "SELECT once.define_scope('http', '{\"mode\": \"leased\", \"lease\": \"5s\"}')";
+    rig.db.client().await.execute(sql, &[]).await.unwrap();
+    eventually("it is noticed", async || rig.metric("pgonce_gateway_scopes_replaced").await == 1.0).await;
+    assert_eq!(rules().await["lease"], "00:00:05", "nothing is put back");
+    // Its own again, by a reload: the file counts for whoever reads it last.
+    rig.gateway.reload(rig.service.address, "lease = \"20s\"").await;
+    eventually("it is settled", async || rig.metric("pgonce_gateway_scopes_replaced").await == 0.0).await;
+    assert_eq!(rules().await["lease"], "00:00:20");
+}

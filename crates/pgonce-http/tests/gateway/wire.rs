@@ -188,7 +188,7 @@ async fn an_upgrade_passes_and_then_bytes_both_ways() {
 }
 
 /// Answers each request on a connection with the same bytes, and keeps the requests' heads.
-async fn recorder(answer: &'static str) -> (Bare, Arc<std::sync::Mutex<Vec<String>>>) {
+pub async fn recorder(answer: &'static str) -> (Bare, Arc<std::sync::Mutex<Vec<String>>>) {
     let heads = Arc::new(std::sync::Mutex::new(Vec::new()));
     let kept = Arc::clone(&heads);
     let bare = Bare::start(move |mut stream| {

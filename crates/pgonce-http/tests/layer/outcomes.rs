@@ -134,3 +134,15 @@ async fn a_transaction_that_is_kept_commits_nothing_and_blocks_nobody() {
     }
     assert_eq!(db.effects("k").await, 1);
 }
+
+/// As of a service that the handler asks, whose answer broke off without an error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_that_is_shorter_than_it_says_is_no_outcome() {
+    let (db, shop, address) = open(|_| {}).await;
+    for again in 1..=2 {
+        let reply = send(address, post("/orders", "k", "{\"length\": 100000}")).await;
+        assert_eq!((reply.status, reply.problem().as_str()), (500, "handler-failed"), "{reply:?}");
+        assert_eq!(shop.calls(), again);
+    }
+    assert_eq!((db.effects("k").await, db.status("orders", "k").await), (0, None));
+}

@@ -139,7 +139,11 @@ async fn create(
         ("x-private", "1"),
     ]);
     let body = json!({"id": tx.stable_uuid("order"), "call": call, "filler": "x".repeat(size)});
-    Ok((StatusCode::from_u16(status).unwrap(), headers, Json(body)).into_response())
+    let mut response = (StatusCode::from_u16(status).unwrap(), headers, Json(body)).into_response();
+    if let Some(length) = order["length"].as_u64() {
+        response.headers_mut().insert("content-length", length.into());
+    }
+    Ok(response)
 }
 
 /// `/stream`: a body of unknown length.

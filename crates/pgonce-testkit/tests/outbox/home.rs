@@ -97,7 +97,7 @@ impl Standby {
             .output()
             .expect("pg_basebackup");
         assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = pgonce_testkit::free_port();
         let standby = Self { dir, port };
         let options = format!(
             "-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={} -c hot_standby=on -c max_connections=200",

@@ -340,6 +340,23 @@ impl Batcher {
         Ok(())
     }
 
+    /// The rules that a scope was given, as the database has them; none where nobody defined it. To be compared with
+    /// what they were: whoever defines the scope replaces them.
+    ///
+    /// # Errors
+    /// As [`Batcher::fail`].
+    pub async fn scope_rules(&self, scope: &str) -> Result<Option<serde_json::Value>, Error> {
+        Ok(self.single(Call::ScopeRules, &[(&scope, Type::TEXT)]).await.0?.try_get(0)?)
+    }
+
+    /// What tells this database from every other one, also from a copy that was restored from its dump.
+    ///
+    /// # Errors
+    /// As [`Batcher::fail`].
+    pub async fn database_id(&self) -> Result<String, Error> {
+        Ok(self.single(Call::DatabaseId, &[]).await.0?.try_get(0)?)
+    }
+
     /// Whether an outcome is recorded under the claim.
     async fn is_settled(&self, name: &IntentName, claim_id: &Uuid) -> Result<bool, Error> {
         let wait = interval(SIDE_LOCK_TIMEOUT);

@@ -12,13 +12,19 @@ use toml::Spanned;
 use super::path::PathPattern;
 use super::values::{Count, SecretRef, Size, Text};
 use super::{
-    BreakerConfig, ClientTls, ConfigError, GatewayConfig, Limits, Overrides, Probe, RegionConfig, RegionsConfig, Route,
-    ScopePolicy, Secret, ServerTls, Stale, UpstreamConfig, UrlTemplate, file, line_of,
+    BreakerConfig, ClientTls, ConfigError, GatewayConfig, Limits, Overrides, Probe, RegionConfig, RegionsConfig,
+    ResponseTimes, Route, ScopePolicy, Secret, ServerTls, Stale, UpstreamConfig, UrlTemplate, file, line_of,
 };
 use crate::cache::{CacheSettings, RedisSettings};
 use crate::policy::{FingerprintParts, KeySyntax, Policy, Requirement};
 use crate::seal::{Keyring, SealKey};
 use crate::tenant::{BasicUsers, Jwt, JwtKey, JwtSettings, TenantSource};
+
+pub(super) const SCOPE_NAMES: &str = "a scope has 1 to 128 bytes and no control characters";
+
+pub(super) fn is_scope(text: &str) -> bool {
+    is_name(text, 128)
+}
 
 /// The scope of routes that name none.
 const SCOPE: &str = "http";
@@ -151,12 +157,12 @@ fn routes(
         routes.push(route);
     }
     if !routes.iter().any(|route| route.path.is_everything()) {
-        let mut policy = Policy::new(SCOPE);
+        let mut policy = Policy::new(overrides.scope.as_deref().unwrap_or(SCOPE));
         override_policy(&mut policy, overrides);
         let path = PathPattern::parse("*").map_err(Fault::anywhere)?;
         let scope_policy =
             ScopePolicy { lease: overrides.lease.unwrap_or(ScopePolicy::default().lease), ..ScopePolicy::default() };
-        routes.push(Route { path, policy, scope_policy });
+        routes.push(Route { path, policy, scope_policy, times: ResponseTimes::default() });
     }
     for route in &mut routes {
         if let Some(rules) = scopes.get(&route.policy.scope) {
@@ -180,9 +186,9 @@ fn route(file: Spanned<file::Route>, overrides: &Overrides, upstream: &UpstreamC
     let file = file.into_inner();
     let path = PathPattern::parse(file.path.get_ref()).map_err(|reason| Fault::at(&file.path, reason))?;
     let scope = match &file.scope {
-        Some(scope) if is_name(scope.get_ref(), 128) => scope.get_ref().as_str(),
-        Some(scope) => return Err(Fault::at(scope, "a scope has 1 to 128 bytes and no control characters")),
-        None => SCOPE,
+        Some(scope) if is_scope(scope.get_ref()) => scope.get_ref().as_str(),
+        Some(scope) => return Err(Fault::at(scope, SCOPE_NAMES)),
+        None => overrides.scope.as_deref().unwrap_or(SCOPE),
     };
     let states_rules = states_rules(&file);
     let scope_policy = scope_policy(&file, overrides, upstream)?;
@@ -221,7 +227,11 @@ fn route(file: Spanned<file::Route>, overrides: &Overrides, upstream: &UpstreamC
     policy.body_timeout = file.body_timeout.map_or(policy.body_timeout, |timeout| timeout.0);
     policy.store_client_errors = file.store_client_errors.unwrap_or(policy.store_client_errors);
     override_policy(&mut policy, overrides);
-    Ok((Route { path, policy, scope_policy }, states_rules))
+    let times = ResponseTimes {
+        idle_max: file.response_idle_timeout.map_or(ResponseTimes::default().idle_max, |timeout| timeout.0),
+        total_max: file.response_timeout.map(|timeout| timeout.0),
+    };
+    Ok((Route { path, policy, scope_policy, times }, states_rules))
 }
 
 fn override_policy(policy: &mut Policy, overrides: &Overrides) {

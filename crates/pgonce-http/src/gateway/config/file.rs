@@ -76,6 +76,8 @@ pub(super) struct Route {
     pub body_bytes_max: Option<Spanned<Size>>,
     pub body_timeout: Option<Text<Duration>>,
     pub response_bytes_max: Option<Spanned<Size>>,
+    pub response_idle_timeout: Option<Text<Duration>>,
+    pub response_timeout: Option<Text<Duration>>,
     pub keep_headers: Option<Vec<Spanned<Text<HeaderName>>>>,
     pub store_client_errors: Option<bool>,
     #[serde(default)]

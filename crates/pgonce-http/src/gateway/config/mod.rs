@@ -61,6 +61,8 @@ pub struct Overrides {
     pub strict_keys: bool,
     /// `--tenant-header`
     pub tenant_header: Option<HeaderName>,
+    /// `--scope`: of routes that name none.
+    pub scope: Option<String>,
     /// `--stale`
     pub stale: Option<Stale>,
     /// `--lease`
@@ -81,6 +83,11 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// `--lease`: a duration that the database takes as a lease.
 pub fn lease(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|lease| if build::is_lease(lease) { Ok(lease) } else { Err(build::LEASE.into()) })
+}
+
+/// `--scope`: the name of a scope.
+pub fn scope(text: &str) -> Result<String, String> {
+    if build::is_scope(text) { Ok(text.to_owned()) } else { Err(build::SCOPE_NAMES.into()) }
 }
 
 /// `--max-body`: a number of bytes, as `1048576` or `1MiB`.
@@ -221,6 +228,23 @@ pub struct Route {
     pub policy: Policy,
     /// The rules of their scope, in the database.
     pub scope_policy: ScopePolicy,
+    /// How long their responses may take.
+    pub times: ResponseTimes,
+}
+
+/// How long a response may take from its head on. The head itself has the upstream's `timeout`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponseTimes {
+    /// How long nothing of it may come.
+    pub idle_max: Duration,
+    /// In all; none: as long as something comes.
+    pub total_max: Option<Duration>,
+}
+
+impl Default for ResponseTimes {
+    fn default() -> Self {
+        Self { idle_max: Duration::from_secs(60), total_max: None }
+    }
 }
 
 /// The rules of a scope, as the database keeps them. The defaults never run anything twice without being told to.

@@ -37,6 +37,7 @@ fn two_lines_are_enough() {
     assert_eq!(config.limits.tenant_inflight_max, config.limits.inflight_max, "the only tenant may take all");
     assert_eq!(config.cache.memory_bytes, 64 << 20);
     assert_eq!(config.drain_timeout, Duration::from_secs(30));
+    assert_eq!(route.times, ResponseTimes { idle_max: Duration::from_secs(60), total_max: None });
     let policy = json!({
         "mode": "leased", "in_progress": "refuse", "lease": "30000ms", "retention": "86400000ms",
         "tombstone": "604800000ms", "stale": "hold", "response": "full",
@@ -52,6 +53,7 @@ fn the_flags_alone_are_enough_and_win() {
         require_key: true,
         strict_keys: true,
         tenant_header: Some(HeaderName::from_static("x-tenant")),
+        scope: Some("orders".to_owned()),
         stale: Some(Stale::Rerun),
         lease: Some(Duration::from_secs(7)),
         in_progress: Some(InProgress::Wait),
@@ -74,6 +76,8 @@ fn the_flags_alone_are_enough_and_win() {
             assert_eq!(route.policy.body_bytes_max, 99);
             assert_eq!(route.scope_policy.lease, Duration::from_secs(7));
             assert_eq!(route.scope_policy.stale, Stale::Rerun);
+            let named = if route.path.as_str() == "/off" { "s" } else { "orders" };
+            assert_eq!(route.policy.scope, named, "the scope of routes that name none");
         }
     }
     let probing = Overrides { stale: Some(Stale::Probe), ..overrides };
