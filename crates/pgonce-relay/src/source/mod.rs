@@ -25,6 +25,8 @@ pub struct Delivery {
     pub message: Message,
     /// Where it came from, stable over restarts and redeliveries: `nats:ORDERS`. Half of a message's name.
     pub source: String,
+    /// Where people find it at the broker, for the log: `nats:ORDERS 17`, `kafka:orders 0:17`.
+    pub place: String,
     /// Whether the broker says that it was delivered before.
     pub redelivered: bool,
     /// What ends it.
@@ -38,6 +40,10 @@ pub trait Receipt: Send + std::fmt::Debug {
 
     /// It is not: the broker gives it again, after the delay where it can count one.
     fn retry(self: Box<Self>, delay: Duration) -> BoxFuture<'static, Result<(), SourceError>>;
+
+    /// It never will be: the broker does not give it again to this consumer, and keeps it where it has a place for such
+    /// messages (a dead-letter queue). Whoever refuses has told it first.
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>>;
 }
 
 /// The broker could not be asked. Whatever was not acknowledged comes again.

@@ -222,7 +222,8 @@ impl KafkaSource {
             consumer: Arc::clone(consumer),
             permit: Some(permit),
         };
-        Delivery { message, source: receipt.source.clone(), redelivered, receipt: Box::new(receipt) }
+        let place = format!("{} {}:{}", receipt.source, receipt.ticket.place.1, receipt.ticket.offset);
+        Delivery { message, source: receipt.source.clone(), place, redelivered, receipt: Box::new(receipt) }
     }
 }
 
@@ -347,6 +348,11 @@ impl Receipt for KafkaReceipt {
         };
         drop(tracker);
         Box::pin(std::future::ready(outcome))
+    }
+
+    /// The topic keeps it; its offset is passed.
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        self.ack()
     }
 
     /// It stays out, so nothing is committed beyond it, and is given out once more by this process.

@@ -156,7 +156,8 @@ fn delivery(name: &str, message: jetstream::Message) -> Result<Delivery, SourceE
         read.id = id.unwrap_or_else(|| position.to_string());
     }
     read.topic = message.subject.to_string();
-    Ok(Delivery { message: read, source: name.to_owned(), redelivered, receipt: Box::new(NatsReceipt(acker)) })
+    let place = format!("{name} {position}");
+    Ok(Delivery { message: read, source: name.to_owned(), place, redelivered, receipt: Box::new(NatsReceipt(acker)) })
 }
 
 struct NatsReceipt(Acker);
@@ -176,5 +177,10 @@ impl Receipt for NatsReceipt {
     fn retry(self: Box<Self>, delay: Duration) -> BoxFuture<'static, Result<(), SourceError>> {
         let delay = (!delay.is_zero()).then_some(delay);
         Box::pin(async move { self.0.double_ack_with(AckKind::Nak(delay)).await.map_err(SourceError::new) })
+    }
+
+    /// The stream keeps it, and tells it as terminated (`$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED`).
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        Box::pin(async move { self.0.double_ack_with(AckKind::Term).await.map_err(SourceError::new) })
     }
 }

@@ -116,6 +116,7 @@ async fn receive(State(door): State<Arc<Door>>, request: Request<Body>) -> Respo
     let delivery = Delivery {
         message: message(id, &parts.headers, body),
         source: door.source.clone(),
+        place: door.source.clone(),
         redelivered: false,
         receipt: Box::new(Waiting(answer)),
     };
@@ -123,8 +124,9 @@ async fn receive(State(door): State<Arc<Door>>, request: Request<Body>) -> Respo
         return again("too many at once", 1);
     }
     match tokio::time::timeout(door.answer_within, answered).await {
-        Ok(Ok(None)) => StatusCode::NO_CONTENT.into_response(),
-        Ok(Ok(Some(delay))) => again("not now", delay.as_secs().max(1)),
+        Ok(Ok(Answer::Taken)) => StatusCode::NO_CONTENT.into_response(),
+        Ok(Ok(Answer::Later(delay))) => again("not now", delay.as_secs().max(1)),
+        Ok(Ok(Answer::Never)) => (StatusCode::CONFLICT, "it cannot be taken, and never will be\n").into_response(),
         // Not told in time, or the consumer is gone: it may be stored, and then it is known.
         _ => again("no answer in time", 1),
     }
@@ -155,17 +157,29 @@ fn message(id: String, headers: &HeaderMap, body: Bytes) -> Message {
     }
 }
 
-/// The sender, who waits for an answer: nothing, or when to come again.
+/// What the sender gets.
 #[derive(Debug)]
-struct Waiting(oneshot::Sender<Option<Duration>>);
+enum Answer {
+    Taken,
+    Later(Duration),
+    Never,
+}
+
+/// The sender, who waits for an answer.
+#[derive(Debug)]
+struct Waiting(oneshot::Sender<Answer>);
 
 impl Receipt for Waiting {
     fn ack(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
-        Box::pin(std::future::ready(self.0.send(None).map_err(|_| gone())))
+        Box::pin(std::future::ready(self.0.send(Answer::Taken).map_err(|_| gone())))
     }
 
     fn retry(self: Box<Self>, delay: Duration) -> BoxFuture<'static, Result<(), SourceError>> {
-        Box::pin(std::future::ready(self.0.send(Some(delay)).map_err(|_| gone())))
+        Box::pin(std::future::ready(self.0.send(Answer::Later(delay)).map_err(|_| gone())))
+    }
+
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        Box::pin(std::future::ready(self.0.send(Answer::Never).map_err(|_| gone())))
     }
 }
 
