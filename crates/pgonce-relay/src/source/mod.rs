@@ -57,6 +57,9 @@ pub trait Source: Send + std::fmt::Debug {
     /// is for the caller to log and to ask again after a pause. Dropping the future loses nothing.
     fn next(&mut self, max: usize) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>>;
 
+    /// Reaches the broker, or says why not: what `next` begins with. For callers who want to know before they wait.
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>>;
+
     /// Stops cleanly.
     fn close(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))

@@ -77,6 +77,16 @@ impl Source for AmqpSource {
         })
     }
 
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            if self.consuming.is_none() {
+                let consume = tokio::time::timeout(self.timeout, self.consume());
+                self.consuming = Some(consume.await.map_err(|_| SourceError::new("no consumer in time"))??);
+            }
+            Ok(())
+        })
+    }
+
     fn close(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             if let Some((connection, _)) = self.consuming.take() {
@@ -88,10 +98,7 @@ impl Source for AmqpSource {
 
 impl AmqpSource {
     async fn receive(&mut self, max: usize) -> Result<Vec<Delivery>, SourceError> {
-        if self.consuming.is_none() {
-            let consume = tokio::time::timeout(self.timeout, self.consume());
-            self.consuming = Some(consume.await.map_err(|_| SourceError::new("no consumer in time"))??);
-        }
+        self.reach().await?;
         let (name, digest) = (self.name.clone(), self.digest);
         let (_, consumer) = self.consuming.as_mut().ok_or_else(|| SourceError::new("no consumer"))?;
         let mut deliveries = Vec::new();

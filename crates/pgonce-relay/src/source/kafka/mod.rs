@@ -125,6 +125,15 @@ impl Source for KafkaSource {
         })
     }
 
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            let (consumer, timeout) = (self.consumer()?, self.timeout);
+            // The client connects by itself, and says nothing where it cannot: it is asked for something. Asking blocks.
+            let asked = tokio::task::spawn_blocking(move || consumer.fetch_metadata(None, timeout).map(drop));
+            asked.await.map_err(SourceError::new)?.map_err(SourceError::new)
+        })
+    }
+
     fn close(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.early.clear();

@@ -107,6 +107,10 @@ impl Source for RedisSource {
         })
     }
 
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move { self.connected().await.map(drop) })
+    }
+
     fn close(&mut self) -> BoxFuture<'_, ()> {
         // What is pending stays so, and is claimed.
         self.links = None;

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use verify::{Scheme, Verifier};
 
 use super::{Delivery, Receipt, Source, SourceError};
-use crate::{Message, Target, TargetError, decode};
+use crate::{Message, Target, TargetError, attribute, decode};
 
 /// Settings beside the common ones.
 pub const SETTINGS: &[&str] = &["scheme", "secret_env", "tolerance", "max_body", "signature_header", "id_header"];
@@ -73,6 +73,15 @@ pub fn open(target: &Target, _: &str) -> Result<WebhookSource, TargetError> {
 impl Source for WebhookSource {
     fn next(&mut self, max: usize) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
         Box::pin(async move {
+            self.reach().await?;
+            let mut deliveries = Vec::new();
+            self.arrived.recv_many(&mut deliveries, max.max(1)).await;
+            Ok(deliveries)
+        })
+    }
+
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
             if self.serving.is_none() {
                 let listener = TcpListener::bind(self.address)
                     .await
@@ -82,9 +91,7 @@ impl Source for WebhookSource {
                     let _ = axum::serve(listener, router).await;
                 }));
             }
-            let mut deliveries = Vec::new();
-            self.arrived.recv_many(&mut deliveries, max.max(1)).await;
-            Ok(deliveries)
+            Ok(())
         })
     }
 
@@ -147,7 +154,10 @@ fn message(id: String, headers: &HeaderMap, body: Bytes) -> Message {
     // signed as a whole.
     let is_attribute = |name: &str| name.starts_with("ce-") && name != "ce-tenant";
     let attributes = headers.iter().filter(|(name, _)| is_attribute(name.as_str()));
-    let attributes = attributes.filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())));
+    let attributes = attributes.map(|(name, value)| {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        (name.to_string(), attribute::read(name.as_str(), &value))
+    });
     let event = decode(text("content-type").as_deref(), attributes.collect(), body);
     Message {
         id,
