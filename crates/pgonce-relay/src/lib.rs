@@ -7,6 +7,8 @@
 
 #[cfg(feature = "amqp")]
 mod amqp;
+#[cfg(any(feature = "nats", feature = "webhook"))]
+mod attribute;
 pub mod consume;
 mod envelope;
 #[cfg(feature = "kafka")]

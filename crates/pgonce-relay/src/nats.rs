@@ -1,10 +1,8 @@
 //! What the sink and the source of NATS share: connecting, and knowing whether one is connected.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use async_nats::{Client, ConnectOptions, Event, ServerAddr};
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use tokio::sync::watch;
 
 use crate::{Target, TargetError};
@@ -112,22 +110,4 @@ impl Link {
             let _ = state.wait_for(|state| state.losses != losses).await;
         }
     }
-}
-
-/// What CloudEvents' binding wants escaped in a header's value.
-const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
-
-/// The value of a header: an attribute's is percent-encoded, so that any text can travel; others go as they are.
-pub(crate) fn attribute_value<'a>(name: &str, value: &'a str) -> Cow<'a, str> {
-    if is_attribute(name) { utf8_percent_encode(value, ESCAPED).into() } else { Cow::Borrowed(value) }
-}
-
-/// The other way round.
-pub(crate) fn read_value(name: &str, value: &str) -> String {
-    if is_attribute(name) { percent_decode_str(value).decode_utf8_lossy().into_owned() } else { value.to_owned() }
-}
-
-fn is_attribute(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    name.starts_with("ce-") || name.starts_with("pgonce-")
 }

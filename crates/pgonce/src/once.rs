@@ -67,6 +67,7 @@ impl Once {
         let every = settings.tally_every;
         let connection = pool.get().await.map_err(|error| match error {
             PoolError::Backend(error) => Error::Database(error),
+            PoolError::Timeout(_) => Error::Away { reason: "no connection in time".into() },
             error => Error::Invalid(format!("no connection: {error}")),
         })?;
         migrate::check(&connection.client).await?;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use pgonce::{Once, Settings};
@@ -12,9 +12,9 @@ use pgonce_relay::consume::handler::Handler;
 use pgonce_relay::source;
 use tokio::sync::watch;
 
-use crate::output::say;
+use crate::output::{explain, say};
 use crate::verbs::up::stop_watch;
-use crate::{WrongUse, database, metrics};
+use crate::{WrongUse, metrics};
 
 /// `pgonce consume`
 ///
@@ -38,17 +38,17 @@ pub struct Options {
     /// How long a message is one worker's
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = config::lease)]
     lease: Duration,
+    /// How long the database and the source may be away at the start
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = config::duration)]
+    wait_max: Duration,
     /// Where Prometheus finds /metrics
     #[arg(long, value_name = "ADDR:PORT", value_parser = config::listen_address)]
     metrics: Option<SocketAddr>,
-    /// How long to wait at the start for a database that is away
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = config::duration)]
-    wait_max: Duration,
 }
 
 /// Consumes until told to stop.
 pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
-    let (target, source) =
+    let (target, mut source) =
         source::open(&options.source, &options.consumer).map_err(|error| WrongUse(format!("--source: {error}")))?;
     let handler = options.handler.as_deref().map(|text| Handler::parse(text, &options.consumer));
     let handler = handler.transpose().map_err(|error| WrongUse(format!("--handler: {error}")))?;
@@ -58,14 +58,32 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
     settings.pool_max = usize::from(options.at_once) + 4;
     settings.claimed_by = Some(format!("pgonce consume {}", options.consumer));
     let stop = stop_watch()?;
-    let stopped = |mut stop: watch::Receiver<bool>| async move {
-        let _ = stop.wait_for(|stop| *stop).await;
+    let mut patience = Patience { until: Instant::now() + options.wait_max, stop: stop.clone() };
+    let begun = patience.wait("the database", async || begin(&settings, url, handler.as_ref()).await, is_away);
+    let Some(once) = begun.await? else { return Ok(()) };
+    // Told to stop, or the source is not to be had: the worker ends what it holds in either case.
+    let (give_up, given_up) = watch::channel(false);
+    let stopped = || {
+        let (mut stop, mut given_up) = (stop.clone(), given_up.clone());
+        async move {
+            tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => {}
+                _ = given_up.wait_for(|given_up| *given_up) => {}
+            }
+        }
     };
-    if !database::is_there(url, options.wait_max, stopped(stop.clone())).await? {
-        return Ok(());
-    }
-    let once = Once::with_settings(settings).await?;
-    let intake = Intake::new(source, &options.consumer).run(&once, stopped(stop.clone()));
+    let intake = async {
+        let reached = patience.wait("the source", async || Ok(source.reach().await?), |_| true).await;
+        match reached {
+            Ok(Some(())) => Intake::new(source, &options.consumer).run(&once, stopped()).await,
+            Ok(None) => source.close().await,
+            Err(error) => {
+                give_up.send_replace(true);
+                return Err(error.context(format!("{} was not reached within {:?}", target.shown, options.wait_max)));
+            }
+        }
+        Ok(())
+    };
     let worker = once
         .consumer(&options.consumer)
         .worker()
@@ -74,16 +92,65 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
         .lease(options.lease)
         .poll(Duration::from_millis(20));
     let work = async {
-        let Some(handler) = &handler else { return stopped(stop.clone()).await };
+        let Some(handler) = &handler else { return stopped().await };
         let handler = Arc::new(handler.clone());
         worker
-            .run_until(stopped(stop.clone()), |tx, message| {
+            .run_until(stopped(), |tx, message| {
                 let handler = Arc::clone(&handler);
                 async move { handler.call(&tx, &message).await }
             })
             .await;
     };
     say(&format!("ready consuming {} as {}", target.shown, options.consumer));
-    tokio::join!(intake, work);
-    Ok(())
+    tokio::join!(intake, work).0
+}
+
+/// Connects, and rehearses the handler: what it cannot do is told now, and not by every message.
+async fn begin(settings: &Settings, url: &str, handler: Option<&Handler>) -> anyhow::Result<Once> {
+    let once = Once::with_settings(settings.clone()).await?;
+    if let Some(handler) = handler {
+        handler.rehearse(&pgonce::migrate::connect(url).await?).await?;
+    }
+    Ok(once)
+}
+
+/// Whether the database may be there later.
+fn is_away(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.downcast_ref::<pgonce::Error>().is_some_and(pgonce::Error::is_retryable))
+}
+
+/// How long something may be away at the start.
+struct Patience {
+    until: Instant,
+    stop: watch::Receiver<bool>,
+}
+
+impl Patience {
+    /// Asks until it is there; nothing, where somebody says stop first.
+    async fn wait<T>(
+        &mut self,
+        what: &str,
+        mut ask: impl AsyncFnMut() -> anyhow::Result<T>,
+        passes: impl Fn(&anyhow::Error) -> bool,
+    ) -> anyhow::Result<Option<T>> {
+        let mut pause = Duration::from_millis(100);
+        loop {
+            let asked = tokio::select! {
+                asked = ask() => asked,
+                _ = self.stop.wait_for(|stop| *stop) => return Ok(None),
+            };
+            match asked {
+                Ok(there) => return Ok(Some(there)),
+                Err(error) if passes(&error) && Instant::now() < self.until => {
+                    say(&format!("waiting for {what}: {}", explain(&error)));
+                }
+                Err(error) => return Err(error),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause.min(self.until.saturating_duration_since(Instant::now()))) => {}
+                _ = self.stop.wait_for(|stop| *stop) => return Ok(None),
+            }
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use pgonce_http::gateway::config;
 use pgonce_relay::Target;
-use pgonce_relay::relay::{self, Finished, RelaySettings, SinkSettings};
+use pgonce_relay::relay::{self, Finished, Lag, RelaySettings, SinkSettings};
 use pgonce_relay::sink::{self, Sink};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::output::{Out, say};
 use crate::verbs::up::stop_watch;
-use crate::{Found, WrongUse, database, metrics};
+use crate::{Found, WrongUse, metrics};
 
 /// `pgonce relay`
 ///
@@ -53,12 +53,12 @@ pub struct Options {
     /// The longest pause between two attempts at a message
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = config::duration)]
     backoff_max: Duration,
+    /// How long the database may be away at the start
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = config::duration)]
+    wait_max: Duration,
     /// Where Prometheus finds /metrics
     #[arg(long, value_name = "ADDR:PORT", value_parser = config::listen_address)]
     metrics: Option<SocketAddr>,
-    /// How long to wait at the start for a database that is away
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = config::duration)]
-    wait_max: Duration,
 }
 
 fn lease(text: &str) -> Result<Duration, String> {
@@ -85,6 +85,7 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     settings.attempts_max = options.attempts;
     settings.backoff_max = options.backoff_max;
     settings.until_empty = options.until_empty;
+    settings.wait_max = options.wait_max;
     let opened = options.sink.iter().map(|url| open(url)).collect::<Result<Vec<_>, _>>()?;
     let mut names: Vec<&str> = opened.iter().map(|(target, _)| target.name()).collect();
     names.sort_unstable();
@@ -93,13 +94,6 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     }
     metrics::serve(options.metrics).await?;
     let stop = stop_watch()?;
-    let mut told = stop.clone();
-    let stopped = async move {
-        let _ = told.wait_for(|stop| *stop).await;
-    };
-    if !database::is_there(url, options.wait_max, stopped).await? {
-        return Ok(());
-    }
     let (ready, mut is_ready) = mpsc::channel(opened.len());
     let mut running = JoinSet::new();
     let count = opened.len();
@@ -143,22 +137,32 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     report(&all, options.until_empty, Out { json: out.json && !to_stdout })
 }
 
-/// What was done. With --until-empty, something left behind is a failure.
+/// What was done, and all that is left. With --until-empty, something left behind is a failure.
 fn report(all: &[(String, Finished)], until_empty: bool, out: Out) -> anyhow::Result<()> {
-    let mut left = false;
-    for (name, Finished { delivered, left: lag }) in all {
-        left |= lag.parked > 0 || (until_empty && lag.messages > 0);
-        say(&format!("{name}: {delivered} delivered, {} left, {} parked", lag.messages + lag.failing, lag.parked));
-        if lag.parked > 0 {
+    for (name, Finished { delivered, left }) in all {
+        say(&format!("{name}: {delivered} delivered; {}", describe(left.as_ref())));
+        if left.is_some_and(|left| left.parked > 0) {
             say("    parked messages wait for somebody: pgonce outbox parked");
         }
     }
     if out.json {
-        let rows = all.iter().map(|(name, finished)| {
-            json!({"sink": name, "delivered": finished.delivered, "left": finished.left.messages,
-                "failing": finished.left.failing, "parked": finished.left.parked})
+        let rows = all.iter().map(|(name, Finished { delivered, left })| match left {
+            Some(Lag { messages, failing, parked, behind, .. }) => json!({"sink": name, "delivered": delivered,
+                "left": messages, "failing": failing, "parked": parked, "behind": behind}),
+            None => json!({"sink": name, "delivered": delivered, "left": null}),
         });
         out.value(&rows.collect())?;
     }
-    if until_empty && left { Err(Found.into()) } else { Ok(()) }
+    let is_all_sent = all.iter().all(|(_, finished)| finished.left.is_some_and(|left| left.is_nothing()));
+    if until_empty && !is_all_sent { Err(Found.into()) } else { Ok(()) }
+}
+
+fn describe(left: Option<&Lag>) -> String {
+    match left {
+        None => "what is left could not be asked".into(),
+        Some(left) if left.is_nothing() => "nothing is left".into(),
+        Some(Lag { messages, failing, parked, behind, .. }) => {
+            format!("left: {messages} not sent, {failing} to be tried again, {parked} parked, {behind} behind those")
+        }
+    }
 }

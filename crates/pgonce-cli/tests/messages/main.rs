@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod end_to_end;
+mod ends;
 mod killed;
 mod rig;
 mod webhooks;

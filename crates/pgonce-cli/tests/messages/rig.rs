@@ -157,6 +157,11 @@ pub async fn number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0)
 }
 
+/// A port that nobody listens at.
+pub fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 /// A command to be run, with its faults.
 pub struct Run {
     command: Command,
@@ -182,10 +187,13 @@ impl Run {
     }
 
     /// Runs it to its end.
-    pub async fn done(mut self) {
-        let ran: crate::common::Ran =
-            tokio::task::spawn_blocking(move || self.command.output().unwrap().into()).await.unwrap();
-        ran.done();
+    pub async fn done(self) {
+        self.ran().await.done();
+    }
+
+    /// Runs it to its end, whichever.
+    pub async fn ran(mut self) -> crate::common::Ran {
+        tokio::task::spawn_blocking(move || self.command.output().unwrap().into()).await.unwrap()
     }
 
     pub fn start(mut self) -> Process {
@@ -225,6 +233,11 @@ impl Process {
         eventually("it is ready", async || self.said.lock().unwrap().iter().any(|line| line.starts_with("ready ")))
             .await;
         self
+    }
+
+    /// Whether a line of its talk has this in it.
+    pub fn says(&self, what: &str) -> bool {
+        self.said.lock().unwrap().iter().any(|line| line.contains(what))
     }
 
     /// Waits for the SIGKILL that it was armed with: one that never fires fails the test.

@@ -2,7 +2,7 @@
 
 use pgonce_testkit::{TestDb, eventually, free_port};
 
-use crate::rig::{Run, number};
+use crate::rig::{Run, free_port, number};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -34,7 +34,7 @@ async fn a_webhook_is_signed_checked_stored_and_applied_once() {
     sender
         .client()
         .await
-        .batch_execute("SELECT once.emit('t', 'x', jsonb_build_object('n', n)) FROM generate_series(1, 5) n")
+        .batch_execute("SELECT once.emit('t', 'x', jsonb_build_object('n', n), 'Größe \"' || n || '\" 100%', 'ü', '%41') FROM generate_series(1, 5) n")
         .await
         .unwrap();
     let sink = format!("http://127.0.0.1:{port}/hook?allow_private=true");
@@ -48,6 +48,8 @@ async fn a_webhook_is_signed_checked_stored_and_applied_once() {
     // The old and the new secret at once: a receiver that knows one of them is content.
     relay(&format!("whsec_AAAAAAAAAAAAAAAAAAAAAAAA {SECRET}")).done().await;
     eventually("all are stored", async || number(&there, "SELECT count(*) FROM once.inbox").await == 5).await;
+    let whole = "SELECT count(*) FROM once.inbox WHERE ordering_key LIKE 'Größe \"_\" 100\\%' AND entity = 'ü/%41'";
+    assert_eq!(number(&there, whole).await, 5, "attributes come as they were");
     eventually("they are tried", async || number(&there, "SELECT max(attempts)::bigint FROM once.inbox").await > 1)
         .await;
     assert_eq!(number(&there, "SELECT count(*) FROM app.applied").await, 0, "too early, and not lost");

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use pgonce::{Arrival, Once, Verdict};
 
 use crate::relay::backoff;
-use crate::source::{Delivery, Source};
+use crate::source::{Delivery, Source, SourceError};
 
 /// Moves deliveries into a consumer's stored inbox.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Intake {
     }
 
     /// Runs until `stop` resolves, then finishes what it holds. A delivery is acknowledged once its row has committed; one
-    /// whose id is there with another body is never taken for it: it stays with the broker, and is told.
+    /// whose id is there with another body is never taken for it: it is refused, and told.
     pub async fn run(self, once: &Once, stop: impl Future<Output = ()>) {
         let Self { mut source, at_once, store } = self;
         let mut stop = std::pin::pin!(stop);
@@ -89,6 +89,11 @@ impl Store {
                     Box::pin(self.group(once, tenant, source, vec![delivery])).await;
                 }
             }
+            Err(error) if super::is_unfit(&error) => {
+                for delivery in group {
+                    self.refuse(delivery, &error).await;
+                }
+            }
             Err(error) => {
                 tracing::error!(consumer = %self.consumer, %error, "not stored; the broker keeps it");
                 let pause = backoff(4, Duration::from_secs(30));
@@ -98,16 +103,23 @@ impl Store {
     }
 
     async fn end(&self, delivery: Delivery, verdict: Verdict) {
-        let ended = match verdict {
-            Verdict::New | Verdict::Duplicate => delivery.receipt.ack().await,
-            Verdict::Conflict => {
-                tracing::error!(consumer = %self.consumer, source = %delivery.source, "a message id was used with another body [P4050]");
-                delivery.receipt.retry(Duration::from_secs(30)).await
-            }
-        };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "not acknowledged; it comes again, and is then known");
+        match verdict {
+            Verdict::New | Verdict::Duplicate => known(delivery.receipt.ack().await),
+            Verdict::Conflict => self.refuse(delivery, &pgonce::Error::OtherBody).await,
         }
+    }
+
+    /// Given again it would be the same: whoever waits behind it must not.
+    async fn refuse(&self, delivery: Delivery, error: &pgonce::Error) {
+        super::tell_refused(&self.consumer, &delivery.place, error);
+        known(delivery.receipt.refuse().await);
+    }
+}
+
+/// What the broker did not hear of comes again, and is then known.
+fn known(ended: Result<(), SourceError>) {
+    if let Err(error) = ended {
+        tracing::debug!(%error, "not acknowledged; it comes again, and is then known");
     }
 }
 

@@ -121,14 +121,18 @@ impl Hand {
         R: Future<Output = Result<(), Failure>>,
     {
         let mut failed = false;
-        for Delivery { message, source, receipt, .. } in queue {
+        for Delivery { message, source, place, receipt, .. } in queue {
             let message = Arc::new(message);
             let known = (source.clone(), message.id.clone());
             let ended = if failed {
                 receipt.retry(backoff(2, self.retry_max)).await
             } else {
                 match self.apply(once, source, &message, handler).await {
-                    Ok(()) => {
+                    Ok(Applied::Unfit(error)) => {
+                        tell_refused(&self.name, &place, &error);
+                        receipt.refuse().await
+                    }
+                    Ok(Applied::Done) => {
                         self.failed().remove(&known);
                         fail::fail_point!("consume::before_ack");
                         receipt.ack().await
@@ -167,30 +171,53 @@ impl Hand {
         source: String,
         message: &Arc<Message>,
         handler: &F,
-    ) -> Result<(), pgonce::Error>
+    ) -> Result<Applied, pgonce::Error>
     where
         F: Fn(MessageTx, Arc<Message>) -> R,
         R: Future<Output = Result<(), Failure>>,
     {
         let inbox = once.consumer(&self.name).source(&source).tenant(&message.tenant);
         let incoming = Incoming::new(source, &message.id, &message.payload);
-        let refused = AtomicBool::new(false);
+        let (refused, admitted) = (AtomicBool::new(false), AtomicBool::new(false));
         let handled = |tx| async {
+            admitted.store(true, Ordering::Relaxed);
             let ended = handler(tx, Arc::clone(message)).await;
             refused.store(ended.as_ref().is_err_and(Failure::is_refusal), Ordering::Relaxed);
             ended
         };
         match inbox.process(&incoming, handled).await {
-            Ok(Processed::Applied(()) | Processed::Duplicate) => Ok(()),
+            Ok(Processed::Applied(()) | Processed::Duplicate) => Ok(Applied::Done),
+            // It was not let in, and is not to blame on a handler.
+            Err(error) if !admitted.load(Ordering::Relaxed) && is_unfit(&error) => Ok(Applied::Unfit(error)),
             // The handler's own no: recorded, so that it is not asked again. What broke under it (a mistake in its SQL, say)
             // is no reason to give a message up.
             Err(pgonce::Error::Failed { code, message }) if refused.load(Ordering::Relaxed) => {
                 tracing::error!(consumer = %self.name, %code, reason = %message, "refused for good");
-                inbox.set_aside(&incoming, true, None).await
+                inbox.set_aside(&incoming, true, None).await.map(|()| Applied::Done)
             }
             Err(error) => Err(error),
         }
     }
+}
+
+/// What came of a delivery, where something came of it.
+enum Applied {
+    Done,
+    /// The inbox will not have it, this time or any other.
+    Unfit(pgonce::Error),
+}
+
+/// Whether the inbox refuses a message for what it is: an id that was used with another body, or one that cannot be told or
+/// stored at all (its id, tenant, body or headers are out of their limits). Whatever else it says may pass.
+fn is_unfit(error: &pgonce::Error) -> bool {
+    matches!(error.sqlstate(), Some("P4001" | "P4003" | "P4004" | "P4005" | "P4020" | "P4050" | "22021" | "22P05"))
+}
+
+/// Nobody gets such a message again: it is told where people look, with its place at the broker.
+fn tell_refused(consumer: &str, place: &str, error: &pgonce::Error) {
+    tracing::error!(consumer, place, %error, "refused: this message is not applied, and does not come again");
+    metrics::counter!("pgonce_inbox_messages_total", "consumer" => consumer.to_owned(), "verdict" => "refused")
+        .increment(1);
 }
 
 /// Deliveries by what they stay in order with.

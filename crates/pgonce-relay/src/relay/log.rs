@@ -71,6 +71,16 @@ pub struct Lag {
     pub failing: i64,
     /// Messages that wait for somebody.
     pub parked: i64,
+    /// Messages that wait behind one of those, with the same key.
+    pub behind: i64,
+}
+
+impl Lag {
+    /// Whether the sink has got everything.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.messages + self.failing + self.parked + self.behind == 0
+    }
 }
 
 type Asked<T> = Result<T, tokio_postgres::Error>;
@@ -235,13 +245,14 @@ impl Log {
     }
 
     pub async fn lag(&self, sink: &str, limit: i32) -> Asked<Lag> {
-        let sql = "SELECT messages, seconds, failing, parked FROM once.sink_lag($1, $2)";
+        let sql = "SELECT messages, seconds, failing, parked, behind FROM once.sink_lag($1, $2)";
         let row = self.client.query_typed_one(sql, &[(&sink, Type::TEXT), (&limit, Type::INT4)]).await?;
         Ok(Lag {
             messages: row.try_get(0)?,
             seconds: row.try_get(1)?,
             failing: row.try_get(2)?,
             parked: row.try_get(3)?,
+            behind: row.try_get(4)?,
         })
     }
 

@@ -11,13 +11,13 @@ mod rounds;
 mod work;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use crate::sink::Sink;
 pub use log::Lag;
-use work::Session;
+use work::{Ended, Session};
 
 /// How a relay works. The defaults are for production.
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ pub struct RelaySettings {
     pub failing_max: usize,
     /// Stops as soon as nothing is left to send.
     pub until_empty: bool,
+    /// How long the database may be away at the start; once it was there, it is waited for without end.
+    pub wait_max: Duration,
 }
 
 impl RelaySettings {
@@ -56,6 +58,7 @@ impl RelaySettings {
             backoff_max: Duration::from_secs(300),
             failing_max: 1000,
             until_empty: false,
+            wait_max: Duration::MAX,
         }
     }
 }
@@ -89,8 +92,8 @@ pub enum RelayError {
 pub struct Finished {
     /// Messages delivered by this relay.
     pub delivered: u64,
-    /// What was left when it stopped, as far as that was asked.
-    pub left: Lag,
+    /// What was left when it stopped; nothing, where the database could not be asked.
+    pub left: Option<Lag>,
 }
 
 /// Runs one sink's share of work until `stop` turns true, or until nothing is left where that is asked for. The database and
@@ -106,24 +109,20 @@ pub async fn run(
     ready: impl FnOnce() + Send,
 ) -> Result<Finished, RelayError> {
     let mut ready = Some(ready);
-    let mut finished = Finished { delivered: 0, left: Lag::default() };
+    let mut finished = Finished { delivered: 0, left: None };
     let mut pause = Duration::from_millis(100);
+    let started = Instant::now();
+    let (mut reached, mut disabled) = (false, false);
     loop {
         let session = Session::open(settings, sink_settings, Arc::clone(&sink)).await;
+        reached |= session.is_ok();
         let ended = match session {
             Ok(session) if session.disabled.is_some() => {
-                let reason = session.disabled.clone().unwrap_or_default();
-                tracing::warn!(sink = %sink_settings.name, %reason, "the sink is disabled: pgonce outbox resume-sink lets it work again");
-                if settings.until_empty {
-                    finished.left = session.lag().await?;
-                    say_goodbye(settings, &sink_settings.name).await;
-                    return Ok(finished);
-                }
-                pause = Duration::from_secs(5);
-                Err(pgonce::Error::Away { reason })
+                finished.left = session.lag().await.ok();
+                Ok(Ended::Disabled(session.disabled.unwrap_or_default()))
             }
             Ok(session) => {
-                pause = Duration::from_millis(100);
+                (pause, disabled) = (Duration::from_millis(100), false);
                 if let Some(ready) = ready.take() {
                     ready();
                 }
@@ -132,13 +131,29 @@ pub async fn run(
             Err(error) => Err(error),
         };
         match ended {
-            Ok(()) => {
+            Ok(Ended::Done) => {
                 sink.close().await;
                 return Ok(finished);
             }
+            Ok(Ended::Disabled(reason)) => {
+                if !std::mem::replace(&mut disabled, true) {
+                    let what =
+                        "the sink is disabled, and gets nothing until somebody resumes it: pgonce outbox resume-sink";
+                    tracing::error!(sink = %sink_settings.name, %reason, "{what}");
+                }
+                if settings.until_empty {
+                    say_goodbye(settings, &sink_settings.name).await;
+                    sink.close().await;
+                    return Ok(finished);
+                }
+                pause = Duration::from_secs(5);
+            }
             Err(error) if !is_passing(&error) => return Err(error.into()),
+            Err(error) if !reached && started.elapsed() >= settings.wait_max => return Err(error.into()),
             Err(error) => {
-                tracing::warn!(sink = %sink_settings.name, %error, "interrupted; nothing is lost, trying again")
+                let what =
+                    if reached { "interrupted; nothing is lost, trying again" } else { "waiting for the database" };
+                tracing::warn!(sink = %sink_settings.name, %error, "{what}");
             }
         }
         let stopping = tokio::select! {

@@ -86,16 +86,23 @@ impl Replay {
     }
 }
 
-/// False: told to stop before all of it was sent.
+/// False: told to stop, or the sink takes no more, before all of it was sent.
 async fn send(rounds: &mut Rounds, sink: &Arc<dyn Sink>, stop: &watch::Receiver<bool>) -> bool {
     while !rounds.is_done() {
         let verdicts = sink.send(&rounds.next()).await;
-        if let Round::Away(reason) | Round::Disabled(reason) = rounds.settle(verdicts, |_| ("parked", None)) {
-            tracing::warn!(%reason, "the sink is away; trying again");
-            if *stop.borrow() {
+        match rounds.settle(verdicts, |_| ("parked", None)) {
+            Round::Next => {}
+            Round::Away(reason) => {
+                tracing::warn!(%reason, "the sink is away; trying again");
+                if *stop.borrow() {
+                    return false;
+                }
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Round::Disabled(reason) | Round::Closed(reason) => {
+                tracing::warn!(%reason, "the sink takes no more: the replay can be resumed");
                 return false;
             }
-            tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
     true

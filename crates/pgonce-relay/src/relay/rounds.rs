@@ -28,6 +28,8 @@ pub(super) enum Round {
     Away(String),
     /// The sink wants nothing any more.
     Disabled(String),
+    /// The sink has ended.
+    Closed(String),
 }
 
 impl Rounds {
@@ -87,6 +89,7 @@ impl Rounds {
                 None => round = Round::Away("the sink gave no answer".into()),
                 Some(Verdict::Away { reason }) => round = Round::Away(reason),
                 Some(Verdict::Disabled { reason }) => return self.put_back(queue, Round::Disabled(reason)),
+                Some(Verdict::Closed { reason }) => return self.put_back(queue, Round::Closed(reason)),
                 Some(failed @ (Verdict::Retry { .. } | Verdict::Refused { .. })) => {
                     let (state, delay_ms) = fate(&failed);
                     let (Verdict::Retry { reason, .. } | Verdict::Refused { reason }) = failed else { continue };

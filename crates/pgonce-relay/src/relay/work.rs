@@ -20,6 +20,8 @@ use crate::{Message, Verdict};
 const PLACES_MAX: i32 = 500_000;
 /// Parts of a difference that are sent side by side.
 const STREAMS_MAX: usize = 4;
+/// Messages that are counted when it is told what is left.
+const LEFT_MAX: i32 = 1_000_000;
 /// How often the cursor follows when there is nothing that this sink wants.
 const FOLLOW_EVERY: Duration = Duration::from_secs(30);
 
@@ -70,10 +72,23 @@ impl Reached {
     }
 }
 
+/// How a session ended that nothing broke.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// Told to stop, nothing is left where that was asked for, or the sink has ended.
+    Done,
+    /// The sink wants nothing any more, for this reason.
+    Disabled(String),
+}
+
 /// Why a piece of work was not finished: nothing of it is recorded.
 enum Stopped {
     /// The lease is over, or somebody wants us to end while the sink is away.
     Left,
+    /// The sink wants nothing any more; the database knows.
+    Disabled(String),
+    /// The sink has ended.
+    Closed(String),
     Broken(pgonce::Error),
 }
 
@@ -115,8 +130,9 @@ impl<'a> Session<'a> {
     }
 
     /// Works until told to stop, or until nothing is left where that is asked for.
-    pub async fn run(mut self, stop: &mut watch::Receiver<bool>, finished: &mut Finished) -> Worked<()> {
+    pub async fn run(mut self, stop: &mut watch::Receiver<bool>, finished: &mut Finished) -> Worked<Ended> {
         let mut pause = Duration::ZERO;
+        let mut ended = Ended::Done;
         while !*stop.borrow() {
             self.take_lanes().await?;
             let worked = match self.cycle(stop, finished).await {
@@ -126,13 +142,21 @@ impl<'a> Session<'a> {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     continue;
                 }
+                Err(Stopped::Disabled(reason)) => {
+                    ended = Ended::Disabled(reason);
+                    break;
+                }
+                Err(Stopped::Closed(reason)) => {
+                    tracing::info!(sink = self.name, %reason, "the sink has ended");
+                    break;
+                }
                 Err(Stopped::Broken(error)) => return Err(error),
             };
             if worked {
                 pause = Duration::ZERO;
                 continue;
             }
-            if self.settings.until_empty && self.is_empty(finished).await? {
+            if self.settings.until_empty && self.is_empty().await? {
                 break;
             }
             pause = (pause * 2).clamp(Duration::from_millis(1), self.settings.poll_max);
@@ -144,13 +168,14 @@ impl<'a> Session<'a> {
         }
         // Whatever is not recorded comes again: it is not a failure to leave without a goodbye.
         let _ = self.log.drop_lanes(self.name, &self.settings.relay, None).await;
-        finished.left = self.log.lag(self.name, 1000).await.unwrap_or(finished.left);
-        Ok(())
+        finished.left = self.lag().await.ok();
+        Ok(ended)
     }
 
-    async fn is_empty(&self, finished: &mut Finished) -> Worked<bool> {
-        finished.left = self.log.lag(self.name, 1).await?;
-        Ok(finished.left.messages == 0 && finished.left.failing == 0)
+    /// Whether nothing is left that comes by itself: what is parked waits for somebody, and what is behind it, too.
+    async fn is_empty(&self) -> Worked<bool> {
+        let lag = self.log.lag(self.name, 1).await?;
+        Ok(lag.messages == 0 && lag.failing == 0)
     }
 
     /// Follows what the keeper was told: lanes come and go. A lane that we know under its claim has its cursor here; a
@@ -229,7 +254,7 @@ impl<'a> Session<'a> {
 
     /// What the sink has not got.
     pub async fn lag(&self) -> Worked<Lag> {
-        Ok(self.log.lag(self.name, 1000).await?)
+        Ok(self.log.lag(self.name, LEFT_MAX).await?)
     }
 
     /// One difference: from the lanes' snapshot to the present one, or to where it was going.
@@ -375,8 +400,9 @@ impl<'a> Session<'a> {
                     }
                     Round::Disabled(reason) => {
                         self.log.disable_sink(self.name, &reason).await?;
-                        return Err(Stopped::Broken(pgonce::Error::Away { reason }));
+                        return Err(Stopped::Disabled(reason));
                     }
+                    Round::Closed(reason) => return Err(Stopped::Closed(reason)),
                 }
             }
             Ok(rounds.end())
@@ -425,8 +451,9 @@ impl<'a> Session<'a> {
             Verdict::Away { .. } => return Ok(()), // it is still due
             Verdict::Disabled { reason } => {
                 self.log.disable_sink(self.name, reason).await?;
-                return Err(Stopped::Broken(pgonce::Error::Away { reason: reason.clone() }));
+                return Err(Stopped::Disabled(reason.clone()));
             }
+            Verdict::Closed { reason } => return Err(Stopped::Closed(reason.clone())),
             Verdict::Retry { reason, .. } | Verdict::Refused { reason } => {
                 let (state, delay) = self.fate(verdict, due.attempts + 1);
                 (state, Some(reason.as_str()), delay)

@@ -49,6 +49,12 @@ pub enum Verdict {
         /// For people.
         reason: String,
     },
+    /// The sink has ended for this process, and no waiting brings it back (standard output, when its reader has left). Its
+    /// work ends here; nothing is to be resumed.
+    Closed {
+        /// For people.
+        reason: String,
+    },
 }
 
 /// A place that takes messages.
@@ -114,6 +120,7 @@ impl Verdict {
             Self::Refused { .. } => "refused",
             Self::Away { .. } => "away",
             Self::Disabled { .. } => "disabled",
+            Self::Closed { .. } => "closed",
         }
     }
 

@@ -25,6 +25,8 @@ pub struct Delivery {
     pub message: Message,
     /// Where it came from, stable over restarts and redeliveries: `nats:ORDERS`. Half of a message's name.
     pub source: String,
+    /// Where people find it at the broker, for the log: `nats:ORDERS 17`, `kafka:orders 0:17`.
+    pub place: String,
     /// Whether the broker says that it was delivered before.
     pub redelivered: bool,
     /// What ends it.
@@ -38,6 +40,10 @@ pub trait Receipt: Send + std::fmt::Debug {
 
     /// It is not: the broker gives it again, after the delay where it can count one.
     fn retry(self: Box<Self>, delay: Duration) -> BoxFuture<'static, Result<(), SourceError>>;
+
+    /// It never will be: the broker does not give it again to this consumer, and keeps it where it has a place for such
+    /// messages (a dead-letter queue). Whoever refuses has told it first.
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>>;
 }
 
 /// The broker could not be asked. Whatever was not acknowledged comes again.
@@ -50,6 +56,9 @@ pub trait Source: Send + std::fmt::Debug {
     /// The next deliveries, at least one and at most `max`; waits for the first. Connects again by itself; an error
     /// is for the caller to log and to ask again after a pause. Dropping the future loses nothing.
     fn next(&mut self, max: usize) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>>;
+
+    /// Reaches the broker, or says why not: what `next` begins with. For callers who want to know before they wait.
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>>;
 
     /// Stops cleanly.
     fn close(&mut self) -> BoxFuture<'_, ()> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lapin::options::QueueDeclareOptions;
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use pgonce_relay::Message;
 use pgonce_testkit::{KafkaServer, NatsServer, RabbitServer, RedisServer, brokers_skipped, eventually};
 use rdkafka::ClientConfig;
@@ -104,7 +104,8 @@ impl Broker {
         }
     }
 
-    /// Makes what takes the messages of a topic: a stream, a durable queue, a topic of one partition.
+    /// Makes what takes the messages of a topic: a stream, a durable queue with another one for dead letters, a topic of
+    /// one partition.
     pub async fn prepare(&self, topic: &str) {
         match self {
             Self::Nats(_) => {
@@ -118,7 +119,12 @@ impl Broker {
             Self::Amqp(_) => {
                 let (_connection, channel) = self.channel().await;
                 let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-                channel.queue_declare(topic.into(), options, FieldTable::default()).await.unwrap();
+                channel.queue_declare(dead(topic).into(), options, FieldTable::default()).await.unwrap();
+                let mut arguments = FieldTable::default();
+                for (name, value) in [("x-dead-letter-exchange", ""), ("x-dead-letter-routing-key", &dead(topic))] {
+                    arguments.insert(name.into(), AMQPValue::LongString(value.into()));
+                }
+                channel.queue_declare(topic.into(), options, arguments).await.unwrap();
             }
             Self::Kafka(_) => {
                 let admin: AdminClient<DefaultClientContext> = self.kafka().create().unwrap();
@@ -145,6 +151,11 @@ impl Broker {
         config.set("bootstrap.servers", self.url().trim_start_matches("kafka://")).set("group.id", "looking");
         config
     }
+}
+
+/// The queue of RabbitMQ that takes what a consumer of a topic refused.
+pub fn dead(topic: &str) -> String {
+    format!("{topic}.dead")
 }
 
 /// A name that no other test has.

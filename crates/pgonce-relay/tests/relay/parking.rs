@@ -25,7 +25,7 @@ async fn poison_is_parked_with_its_key_while_others_flow() {
     let poison = Arc::clone(&poisonous);
     sink.rule(move |message| (n(message) == 4 && poison.load(Ordering::SeqCst)).then(refused).flatten());
     let finished = relay_all(&db, &sink).await;
-    assert_eq!(finished.left.parked, 1);
+    assert_eq!(finished.left.unwrap().parked, 1);
     assert_eq!(sink.by_key()["k1"], [1], "what is behind it waits");
     assert_eq!((sink.by_key()["k0"].len(), sink.by_key()["k2"].len()), (10, 10));
     assert_eq!(number(&db, "SELECT count(*) FROM once.held WHERE state = 'behind'").await, 8);
@@ -66,7 +66,7 @@ async fn what_fails_is_tried_again_and_parked_after_its_limit() {
     let limited = Running::with(&db, &sink, |settings| {
         (settings.until_empty, settings.attempts_max) = (true, 4);
     });
-    assert_eq!(limited.task.await.unwrap().left.parked, 1);
+    assert_eq!(limited.task.await.unwrap().left.unwrap().parked, 1);
     assert_eq!(number(&db, "SELECT attempts::bigint FROM once.outbox_parked").await, 4);
 }
 
@@ -85,7 +85,7 @@ async fn a_sink_that_is_away_costs_nobody_an_attempt() {
         (send > 5 && send < 60).then(|| Verdict::Away { reason: "gone".into() })
     });
     let finished = relay_all(&db, &sink).await;
-    assert_eq!((sink.count(), finished.left.parked), (20, 0));
+    assert_eq!((sink.count(), finished.left.unwrap().parked), (20, 0));
     assert_eq!(number(&db, "SELECT count(*) FROM once.held").await, 0);
 }
 
@@ -171,7 +171,7 @@ async fn a_sink_that_wants_no_more_is_asked_no_more_for_held_messages_either() {
     emit(&db, "k", 1).await;
     let finished = relay_all(&db, &sink).await;
     assert_eq!(asked.load(Ordering::SeqCst), 2, "once new, once again, and then no more");
-    assert_eq!(finished.left.failing, 1, "what it did not get is told");
+    assert_eq!(finished.left.unwrap().failing, 1, "what it did not get is told");
 }
 
 /// Away is no answer about a held message, and no reason to ask without a pause.

@@ -110,6 +110,31 @@ pub async fn a_retry_comes_again_after_its_delay(broker: Broker) {
     eventually("all is done", async || broker.undone(&topic).await == 0).await;
 }
 
+pub async fn what_is_refused_does_not_come_again(broker: Broker) {
+    let topic = fresh("refused");
+    broker.prepare(&topic).await;
+    let sent = some(&topic, 3);
+    broker.publish(&sent).await;
+    let mut source = broker.source(&topic, broker.soon_again());
+    let mut deliveries = receive(&mut source, 3).await;
+    let refused = deliveries.remove(1);
+    assert!(refused.place.contains(&topic), "{}", refused.place);
+    refused.receipt.refuse().await.unwrap();
+    ack_all(deliveries).await;
+    // The next one is the next that comes: what was refused is not among what the broker has for us.
+    let last = [message(&topic, 1_000)];
+    broker.publish(&last).await;
+    let deliveries = receive(&mut source, 1).await;
+    assert_eq!(ids(&deliveries), sent_ids(&last));
+    ack_all(deliveries).await;
+    source.close().await;
+    eventually("all is done", async || broker.undone(&topic).await == 0).await;
+    eventually("a dead letter, where there is a place for it", async || {
+        broker.dead_letters(&topic).await.is_none_or(|count| count == 1)
+    })
+    .await;
+}
+
 pub async fn no_more_than_prefetch_are_out(broker: Broker) {
     let topic = fresh("prefetch");
     broker.prepare(&topic).await;

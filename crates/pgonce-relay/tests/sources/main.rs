@@ -5,6 +5,8 @@
 #[path = "../common/brokers.rs"]
 mod brokers;
 mod contract;
+#[path = "../common/undone.rs"]
+mod undone;
 mod world;
 
 /// The same test for each broker.
@@ -46,6 +48,7 @@ every_source! {
     what_a_sink_sends_is_received_and_acknowledged: false;
     what_was_not_acknowledged_comes_again: false;
     a_retry_comes_again_after_its_delay: false;
+    what_is_refused_does_not_come_again: false;
     no_more_than_prefetch_are_out: false;
     a_call_that_is_dropped_loses_nothing: false;
     a_message_of_a_stranger_has_an_id: false;

@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use pgonce_relay::{Delivery, Message, Source, Verdict, sink, source};
-use rdkafka::Offset;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
 
 use crate::brokers::{Broker, Kind};
 
@@ -43,46 +41,8 @@ impl Broker {
 
     /// How many messages the broker still has for the consumer, given out or not.
     pub async fn undone(&self, topic: &str) -> u64 {
-        match self {
-            Self::Nats(_) => {
-                let stream = self.jetstream().await.get_stream(topic).await.unwrap();
-                let info = stream.consumer_info(CONSUMER).await.unwrap();
-                info.num_pending + u64::try_from(info.num_ack_pending).unwrap()
-            }
-            Self::Amqp(_) => {
-                // What is given out is counted when its channel is closed: the queue counts what is ready.
-                let (_connection, channel) = self.channel().await;
-                let options = lapin::options::QueueDeclareOptions { passive: true, ..Default::default() };
-                let queue = channel.queue_declare(topic.into(), options, Default::default()).await.unwrap();
-                u64::from(queue.message_count())
-            }
-            Self::Kafka(_) => {
-                let (mut config, topic) = (self.kafka(), topic.to_owned());
-                config.set("group.id", self.consumer(&topic));
-                tokio::task::spawn_blocking(move || undone_in_kafka(&config.create().unwrap(), &topic)).await.unwrap()
-            }
-            Self::Redis(_) => {
-                let client = redis::Client::open(self.url()).unwrap();
-                let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-                let answer: Vec<redis::Value> =
-                    redis::cmd("XPENDING").arg(topic).arg(CONSUMER).query_async(&mut connection).await.unwrap();
-                redis::from_redis_value(answer[0].clone()).unwrap()
-            }
-        }
+        self.undone_by(topic, &self.consumer(topic)).await
     }
-}
-
-fn undone_in_kafka(consumer: &BaseConsumer, topic: &str) -> u64 {
-    let wait = Duration::from_secs(30);
-    let (_, high) = consumer.fetch_watermarks(topic, 0, wait).unwrap();
-    let mut place = rdkafka::TopicPartitionList::new();
-    place.add_partition(topic, 0);
-    let committed = consumer.committed_offsets(place, wait).unwrap();
-    let done = match committed.elements()[0].offset() {
-        Offset::Offset(offset) => offset,
-        _ => 0,
-    };
-    u64::try_from(high - done).unwrap()
 }
 
 /// The next deliveries, as a consumer asks for them: after an error, again.

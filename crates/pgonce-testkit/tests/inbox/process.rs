@@ -41,6 +41,33 @@ async fn applied_duplicate_and_another_body() {
     assert_eq!(text(&db.client().await, sql, &[]).await.unwrap(), "duplicate");
 }
 
+/// What a handler has in an intent's transaction it has here: ids that stay, and messages that wake relays.
+#[tokio::test]
+async fn a_handler_has_stable_ids_and_wakes_relays() {
+    let db = TestDb::new().await;
+    let once = db.once().await;
+    let mut signals = pgonce::Signals::listen(db.direct_url()).await.unwrap();
+    let mut made = Vec::new();
+    for (consumer, id) in [("c", "m"), ("c", "m"), ("c", "n"), ("d", "m")] {
+        let ids = std::sync::Mutex::new(Vec::new());
+        let handler = async |tx: MessageTx| {
+            ids.lock().unwrap().extend([tx.stable_uuid("order"), tx.stable_uuid("line")]);
+            Err::<(), _>(Failure::refuse("no", "only looking"))
+        };
+        once.consumer(consumer).process(&Incoming::new("s", id, b""), handler).await.unwrap_err();
+        made.push(ids.into_inner().unwrap());
+    }
+    assert_eq!(made[0], made[1], "the same in every delivery");
+    let mut all = made.concat();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 6, "and nobody else's");
+    let emits = async |tx: MessageTx| Ok(tx.emit(pgonce::Event::new("t", "x", &1)).await?);
+    once.consumer("c").process(&Incoming::new("s", "m", b""), emits).await.unwrap();
+    let woken = tokio::time::timeout(std::time::Duration::from_secs(60), signals.next()).await;
+    assert_eq!(woken, Ok(true), "relays were told");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_number_at_once_in_every_isolation_level() {
     let db = TestDb::new().await;

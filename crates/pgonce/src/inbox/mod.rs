@@ -16,6 +16,7 @@ pub use self::worker::{Handled, InboxWorker, StoredMessage};
 
 use self::tx::End;
 use crate::error::Failure;
+use crate::outbox::Waker;
 use crate::retry::Budget;
 use crate::sql::{self, Call};
 use crate::sqlstate::Verdict as Means;
@@ -237,12 +238,22 @@ impl<'a> Inbox<'a> {
         let end = End::Admitted { source: message.source.clone(), id: message.id.clone() };
         let tx = MessageTx::new(connection, self.consumer.clone(), self.tenant.clone(), end);
         match handler(tx.clone()).await {
-            Ok(value) => committed(tx.commit().await).map(|()| Processed::Applied(value)),
+            Ok(value) => self.commit(tx).await.map(|()| Processed::Applied(value)),
             Err(failure) => match tx.rollback().await {
                 Undone::Kept => Err(Error::Kept),
                 Undone::Confirmed | Undone::Lost => Err(told(failure)),
             },
         }
+    }
+
+    /// Ends a message's transaction, and wakes relays where it emitted.
+    async fn commit(&self, tx: MessageTx) -> Result<(), Error> {
+        let emitted = tx.emitted();
+        let ended = tx.commit().await;
+        if emitted && matches!(ended, Ended::Committed | Ended::InDoubt(_)) {
+            Waker::wake(&self.once.shared);
+        }
+        committed(ended)
     }
 
     /// Records, in a transaction of its own, that a message is given up or needs nothing: later deliveries are

@@ -1,6 +1,7 @@
 //! The one transaction of a message: its admission, or its end in the stored inbox, and its effect.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::join;
@@ -28,6 +29,7 @@ struct Inner {
     tenant: String,
     end: End,
     noted: Mutex<Noted>,
+    emitted: AtomicBool,
 }
 
 /// What stands at the transaction's end, before COMMIT.
@@ -49,7 +51,8 @@ struct Noted {
 
 impl MessageTx {
     pub(super) fn new(connection: Pooled, consumer: String, tenant: String, end: End) -> Self {
-        Self(Arc::new(Inner { connection, consumer, tenant, end, noted: Mutex::default() }))
+        let (noted, emitted) = (Mutex::default(), AtomicBool::new(false));
+        Self(Arc::new(Inner { connection, consumer, tenant, end, noted, emitted }))
     }
 
     /// Whether a version of an entity is the next one; see `once.advance`. The entity is locked until the transaction ends.
@@ -74,6 +77,7 @@ impl MessageTx {
     /// P4040 where the message cannot be emitted, P4041 where another one of the type was emitted for this message.
     pub async fn emit(&self, event: Event) -> Result<Uuid, Error> {
         let Inner { connection, consumer, tenant, end, .. } = &*self.0;
+        self.0.emitted.store(true, Ordering::Relaxed);
         let id = match end {
             End::Admitted { source, id } => outbox::derived_id(&[tenant, "inbox", consumer, source, id], &event),
             End::Finish { id, .. } => outbox::derived_id(&[tenant, "stored inbox", consumer, &id.to_string()], &event),
@@ -82,6 +86,25 @@ impl MessageTx {
         let wire = outbox::Wire::new(&event)?;
         let parameters = wire.parameters(&event, tenant, &None::<&str>, &None::<&str>);
         Ok(connection.call(Call::Emit, &parameters).await?.try_get(0)?)
+    }
+
+    /// A UUID that is the same in every delivery of this message to this consumer, for the id of what it creates.
+    #[must_use]
+    pub fn stable_uuid(&self, part: &str) -> Uuid {
+        let Inner { consumer, tenant, end, .. } = &*self.0;
+        match end {
+            End::Admitted { source, id } => {
+                crate::stable_uuid(tenant, &format!("inbox {consumer}"), &key_of(source, id), part)
+            }
+            End::Finish { id, .. } => {
+                crate::stable_uuid(tenant, &format!("stored inbox {consumer}"), &id.to_string(), part)
+            }
+        }
+    }
+
+    /// Whether relays have something to do once this has committed.
+    pub(super) fn emitted(&self) -> bool {
+        self.0.emitted.load(Ordering::Relaxed)
     }
 
     /// Records what the handler made, beside the message.
@@ -112,7 +135,7 @@ impl MessageTx {
     /// was not aborted before (trap 10).
     pub(super) async fn commit(self) -> Ended {
         let Some(inner) = only_handle(self.0, |inner| &inner.connection) else { return Ended::Kept };
-        let Inner { connection, consumer, tenant, end, noted } = inner;
+        let Inner { connection, consumer, tenant, end, noted, .. } = inner;
         let Noted { ignored, result_type, result_id } = noted.into_inner().unwrap_or_else(PoisonError::into_inner);
         let result = if ignored { "ignored" } else { "applied" };
         let last = Last { consumer, tenant, end, result, result_type, result_id };
@@ -134,6 +157,11 @@ impl MessageTx {
         let Some(inner) = only_handle(self.0, |inner| &inner.connection) else { return Undone::Kept };
         if rollback(inner.connection).await { Undone::Confirmed } else { Undone::Lost }
     }
+}
+
+/// One text for two: no other pair makes the same.
+fn key_of(source: &str, id: &str) -> String {
+    format!("{}:{source}{id}", source.len())
 }
 
 impl Deref for MessageTx {

@@ -13,7 +13,7 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::tx::End;
-use super::{Inbox, MessageTx, committed, is_again, told};
+use super::{Inbox, MessageTx, is_again, told};
 use crate::claim::interval;
 use crate::error::Failure;
 use crate::sql::Call;
@@ -277,7 +277,7 @@ impl<'a> InboxWorker<'a> {
                 if handled == Handled::Ignored {
                     tx.ignored();
                 }
-                committed(tx.commit().await).map(|()| handled)
+                self.inbox.commit(tx).await.map(|()| handled)
             }
             Err(failure) => undone(tx.rollback().await).and(Err(told(failure))),
         }

@@ -69,6 +69,10 @@ impl Source for LossySource {
         })
     }
 
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        self.inner.reach()
+    }
+
     fn close(&mut self) -> BoxFuture<'_, ()> {
         self.inner.close()
     }
@@ -92,5 +96,9 @@ impl Receipt for LossyReceipt {
 
     fn retry(self: Box<Self>, delay: Duration) -> BoxFuture<'static, Result<(), SourceError>> {
         self.inner.retry(delay)
+    }
+
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        self.inner.refuse()
     }
 }

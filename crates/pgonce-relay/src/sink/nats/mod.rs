@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use super::template::Template;
 use super::{CLOSED, Sink, Verdict};
-use crate::nats::{Connector, Link, attribute_value};
+use crate::attribute;
+use crate::nats::{Connector, Link};
 use crate::{Envelope, Message, Target, TargetError};
 
 /// What a URL may say beside the common settings.
@@ -137,7 +138,7 @@ impl NatsSink {
         let mut headers = HeaderMap::new();
         let own = [("Nats-Msg-Id", message.id.as_str()), ("content-type", encoded.content_type)];
         for (name, value) in own.into_iter().chain(encoded.headers.iter().map(|(name, value)| (&**name, &**value))) {
-            let value = attribute_value(name, value);
+            let value = attribute::write(name, value);
             let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) else {
                 return Err(Verdict::refused(format!("NATS cannot carry the header {name:?}")));
             };

@@ -31,6 +31,10 @@ fn write(message: &Message) -> Verdict {
     let body = Envelope::Structured.encode(message, "").body;
     match stdout.write_all(&body).and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush()) {
         Ok(()) => Verdict::Delivered,
+        // Whoever read it has enough: that is its right, and this one's end.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            Verdict::Closed { reason: "nobody reads standard output any more".into() }
+        }
         Err(error) => Verdict::Away { reason: format!("standard output: {error}") },
     }
 }

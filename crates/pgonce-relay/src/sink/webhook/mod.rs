@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
-use reqwest::header::RETRY_AFTER;
+use reqwest::header::{HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use standardwebhooks::Webhook;
 
 use super::{Sink, Verdict};
-use crate::{Envelope, Message, Target, TargetError};
+use crate::{Envelope, Message, Target, TargetError, attribute};
 
 /// Settings beside the common ones.
 pub const SETTINGS: &[&str] = &["secret_env", "unsigned", "allow_private", "concurrency"];
@@ -103,7 +103,11 @@ impl WebhookSink {
             request = request.header("webhook-signature", signatures.join(" "));
         }
         for (name, value) in &encoded.headers {
-            request = request.header(name, value);
+            // Other headers go as they are, in UTF-8 where they are not ASCII.
+            match HeaderValue::from_bytes(attribute::write(name, value).as_bytes()) {
+                Ok(value) => request = request.header(name, value),
+                Err(_) => return Verdict::Refused { reason: format!("the header {name:?} has control characters") },
+            }
         }
         match request.body(encoded.body).send().await {
             Ok(response) => judge(&response),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Acker, Connection, Consumer};
 use sha2::{Digest as _, Sha256};
@@ -77,6 +77,16 @@ impl Source for AmqpSource {
         })
     }
 
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            if self.consuming.is_none() {
+                let consume = tokio::time::timeout(self.timeout, self.consume());
+                self.consuming = Some(consume.await.map_err(|_| SourceError::new("no consumer in time"))??);
+            }
+            Ok(())
+        })
+    }
+
     fn close(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             if let Some((connection, _)) = self.consuming.take() {
@@ -88,10 +98,7 @@ impl Source for AmqpSource {
 
 impl AmqpSource {
     async fn receive(&mut self, max: usize) -> Result<Vec<Delivery>, SourceError> {
-        if self.consuming.is_none() {
-            let consume = tokio::time::timeout(self.timeout, self.consume());
-            self.consuming = Some(consume.await.map_err(|_| SourceError::new("no consumer in time"))??);
-        }
+        self.reach().await?;
         let (name, digest) = (self.name.clone(), self.digest);
         let (_, consumer) = self.consuming.as_mut().ok_or_else(|| SourceError::new("no consumer"))?;
         let mut deliveries = Vec::new();
@@ -153,7 +160,9 @@ fn delivery(name: &str, digest: bool, delivery: lapin::message::Delivery) -> Del
         };
     }
     let receipt = Box::new(AmqpReceipt(delivery.acker));
-    Delivery { message, source: name.to_owned(), redelivered: delivery.redelivered, receipt }
+    // A queue has no positions: the exchange and the routing key are what its producer is known by.
+    let place = format!("{name} from {:?} by {:?}", delivery.exchange.as_str(), delivery.routing_key.as_str());
+    Delivery { message, source: name.to_owned(), place, redelivered: delivery.redelivered, receipt }
 }
 
 #[derive(Debug)]
@@ -171,6 +180,11 @@ fn heard(outcome: lapin::Result<bool>) -> Result<(), SourceError> {
 impl Receipt for AmqpReceipt {
     fn ack(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
         Box::pin(async move { heard(self.0.ack(BasicAckOptions::default()).await) })
+    }
+
+    /// To the queue's dead-letter exchange; gone, where it has none.
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        Box::pin(async move { heard(self.0.reject(BasicRejectOptions { requeue: false }).await) })
     }
 
     fn retry(self: Box<Self>, delay: Duration) -> BoxFuture<'static, Result<(), SourceError>> {

@@ -125,6 +125,15 @@ impl Source for KafkaSource {
         })
     }
 
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            let (consumer, timeout) = (self.consumer()?, self.timeout);
+            // The client connects by itself, and says nothing where it cannot: it is asked for something. Asking blocks.
+            let asked = tokio::task::spawn_blocking(move || consumer.fetch_metadata(None, timeout).map(drop));
+            asked.await.map_err(SourceError::new)?.map_err(SourceError::new)
+        })
+    }
+
     fn close(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.early.clear();
@@ -222,7 +231,8 @@ impl KafkaSource {
             consumer: Arc::clone(consumer),
             permit: Some(permit),
         };
-        Delivery { message, source: receipt.source.clone(), redelivered, receipt: Box::new(receipt) }
+        let place = format!("{} {}:{}", receipt.source, receipt.ticket.place.1, receipt.ticket.offset);
+        Delivery { message, source: receipt.source.clone(), place, redelivered, receipt: Box::new(receipt) }
     }
 }
 
@@ -347,6 +357,11 @@ impl Receipt for KafkaReceipt {
         };
         drop(tracker);
         Box::pin(std::future::ready(outcome))
+    }
+
+    /// The topic keeps it; its offset is passed.
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        self.ack()
     }
 
     /// It stays out, so nothing is committed beyond it, and is given out once more by this process.

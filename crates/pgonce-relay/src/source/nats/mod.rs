@@ -9,8 +9,8 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 
 use super::{Delivery, Receipt, Source, SourceError, prefetch};
-use crate::nats::{Connector, Link, read_value};
-use crate::{Target, TargetError, decode};
+use crate::nats::{Connector, Link};
+use crate::{Target, TargetError, attribute, decode};
 
 /// What a URL may say beside the common settings.
 pub const SETTINGS: &[&str] = &["subject", "creds", "tls", "prefetch", "ack_wait"];
@@ -79,6 +79,15 @@ impl Source for NatsSource {
         })
     }
 
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            if self.messages.is_none() {
+                self.messages = Some(self.consume().await?);
+            }
+            Ok(())
+        })
+    }
+
     fn close(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.messages = None;
@@ -91,9 +100,7 @@ impl Source for NatsSource {
 
 impl NatsSource {
     async fn receive(&mut self, max: usize) -> Result<Vec<Delivery>, SourceError> {
-        if self.messages.is_none() {
-            self.messages = Some(self.consume().await?);
-        }
+        self.reach().await?;
         let name = self.name.clone();
         let messages = self.messages.as_mut().ok_or_else(|| SourceError::new("no consumer"))?;
         let mut deliveries = Vec::new();
@@ -148,7 +155,7 @@ fn delivery(name: &str, message: jetstream::Message) -> Result<Delivery, SourceE
             "content-type" => content_type = Some(value.as_str().to_owned()),
             "nats-msg-id" => id = Some(value.as_str().to_owned()),
             own if own.starts_with("nats-") => {}
-            _ => headers.push((header.to_owned(), read_value(header, value.as_str()))),
+            _ => headers.push((header.to_owned(), attribute::read(header, value.as_str()))),
         }
     }
     let mut read = decode(content_type.as_deref(), headers, message.payload);
@@ -156,7 +163,8 @@ fn delivery(name: &str, message: jetstream::Message) -> Result<Delivery, SourceE
         read.id = id.unwrap_or_else(|| position.to_string());
     }
     read.topic = message.subject.to_string();
-    Ok(Delivery { message: read, source: name.to_owned(), redelivered, receipt: Box::new(NatsReceipt(acker)) })
+    let place = format!("{name} {position}");
+    Ok(Delivery { message: read, source: name.to_owned(), place, redelivered, receipt: Box::new(NatsReceipt(acker)) })
 }
 
 struct NatsReceipt(Acker);
@@ -176,5 +184,10 @@ impl Receipt for NatsReceipt {
     fn retry(self: Box<Self>, delay: Duration) -> BoxFuture<'static, Result<(), SourceError>> {
         let delay = (!delay.is_zero()).then_some(delay);
         Box::pin(async move { self.0.double_ack_with(AckKind::Nak(delay)).await.map_err(SourceError::new) })
+    }
+
+    /// The stream keeps it, and tells it as terminated (`$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED`).
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        Box::pin(async move { self.0.double_ack_with(AckKind::Term).await.map_err(SourceError::new) })
     }
 }

@@ -107,6 +107,10 @@ impl Source for RedisSource {
         })
     }
 
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move { self.connected().await.map(drop) })
+    }
+
     fn close(&mut self) -> BoxFuture<'_, ()> {
         // What is pending stays so, and is claimed.
         self.links = None;
@@ -230,6 +234,8 @@ fn delivery(entry: Entry, group: &Group, link: &MultiplexedConnection, claim_at:
         message.id.clone_from(&id);
     }
     message.topic.clone_from(&group.stream);
+    let source = format!("redis:{}", group.stream);
+    let place = format!("{source} {id}");
     let receipt = Box::new(RedisReceipt {
         id,
         group: group.clone(),
@@ -237,7 +243,7 @@ fn delivery(entry: Entry, group: &Group, link: &MultiplexedConnection, claim_at:
         claim_at: Arc::clone(claim_at),
         _permit: permit,
     });
-    Delivery { message, source: format!("redis:{}", group.stream), redelivered, receipt }
+    Delivery { message, source, place, redelivered, receipt }
 }
 
 struct RedisReceipt {
@@ -261,6 +267,11 @@ impl Receipt for RedisReceipt {
             command.arg(&self.group.stream).arg(&self.group.name).arg(&self.id);
             command.query_async::<u64>(&mut self.link).await.map(|_| ()).map_err(SourceError::new)
         })
+    }
+
+    /// The stream keeps the entry; the group is done with it.
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        self.ack()
     }
 
     /// Makes it look as idle as it takes to be claimed after the delay; a longer one than `ack_wait` is cut to it.

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use verify::{Scheme, Verifier};
 
 use super::{Delivery, Receipt, Source, SourceError};
-use crate::{Message, Target, TargetError, decode};
+use crate::{Message, Target, TargetError, attribute, decode};
 
 /// Settings beside the common ones.
 pub const SETTINGS: &[&str] = &["scheme", "secret_env", "tolerance", "max_body", "signature_header", "id_header"];
@@ -73,6 +73,15 @@ pub fn open(target: &Target, _: &str) -> Result<WebhookSource, TargetError> {
 impl Source for WebhookSource {
     fn next(&mut self, max: usize) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
         Box::pin(async move {
+            self.reach().await?;
+            let mut deliveries = Vec::new();
+            self.arrived.recv_many(&mut deliveries, max.max(1)).await;
+            Ok(deliveries)
+        })
+    }
+
+    fn reach(&mut self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
             if self.serving.is_none() {
                 let listener = TcpListener::bind(self.address)
                     .await
@@ -82,9 +91,7 @@ impl Source for WebhookSource {
                     let _ = axum::serve(listener, router).await;
                 }));
             }
-            let mut deliveries = Vec::new();
-            self.arrived.recv_many(&mut deliveries, max.max(1)).await;
-            Ok(deliveries)
+            Ok(())
         })
     }
 
@@ -116,6 +123,7 @@ async fn receive(State(door): State<Arc<Door>>, request: Request<Body>) -> Respo
     let delivery = Delivery {
         message: message(id, &parts.headers, body),
         source: door.source.clone(),
+        place: door.source.clone(),
         redelivered: false,
         receipt: Box::new(Waiting(answer)),
     };
@@ -123,8 +131,9 @@ async fn receive(State(door): State<Arc<Door>>, request: Request<Body>) -> Respo
         return again("too many at once", 1);
     }
     match tokio::time::timeout(door.answer_within, answered).await {
-        Ok(Ok(None)) => StatusCode::NO_CONTENT.into_response(),
-        Ok(Ok(Some(delay))) => again("not now", delay.as_secs().max(1)),
+        Ok(Ok(Answer::Taken)) => StatusCode::NO_CONTENT.into_response(),
+        Ok(Ok(Answer::Later(delay))) => again("not now", delay.as_secs().max(1)),
+        Ok(Ok(Answer::Never)) => (StatusCode::CONFLICT, "it cannot be taken, and never will be\n").into_response(),
         // Not told in time, or the consumer is gone: it may be stored, and then it is known.
         _ => again("no answer in time", 1),
     }
@@ -145,7 +154,10 @@ fn message(id: String, headers: &HeaderMap, body: Bytes) -> Message {
     // signed as a whole.
     let is_attribute = |name: &str| name.starts_with("ce-") && name != "ce-tenant";
     let attributes = headers.iter().filter(|(name, _)| is_attribute(name.as_str()));
-    let attributes = attributes.filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())));
+    let attributes = attributes.map(|(name, value)| {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        (name.to_string(), attribute::read(name.as_str(), &value))
+    });
     let event = decode(text("content-type").as_deref(), attributes.collect(), body);
     Message {
         id,
@@ -155,17 +167,29 @@ fn message(id: String, headers: &HeaderMap, body: Bytes) -> Message {
     }
 }
 
-/// The sender, who waits for an answer: nothing, or when to come again.
+/// What the sender gets.
 #[derive(Debug)]
-struct Waiting(oneshot::Sender<Option<Duration>>);
+enum Answer {
+    Taken,
+    Later(Duration),
+    Never,
+}
+
+/// The sender, who waits for an answer.
+#[derive(Debug)]
+struct Waiting(oneshot::Sender<Answer>);
 
 impl Receipt for Waiting {
     fn ack(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
-        Box::pin(std::future::ready(self.0.send(None).map_err(|_| gone())))
+        Box::pin(std::future::ready(self.0.send(Answer::Taken).map_err(|_| gone())))
     }
 
     fn retry(self: Box<Self>, delay: Duration) -> BoxFuture<'static, Result<(), SourceError>> {
-        Box::pin(std::future::ready(self.0.send(Some(delay)).map_err(|_| gone())))
+        Box::pin(std::future::ready(self.0.send(Answer::Later(delay)).map_err(|_| gone())))
+    }
+
+    fn refuse(self: Box<Self>) -> BoxFuture<'static, Result<(), SourceError>> {
+        Box::pin(std::future::ready(self.0.send(Answer::Never).map_err(|_| gone())))
     }
 }
 
