@@ -7,6 +7,8 @@
 
 #[cfg(feature = "amqp")]
 mod amqp;
+#[cfg(feature = "webhook")]
+pub mod call;
 pub mod consume;
 mod envelope;
 #[cfg(feature = "kafka")]
