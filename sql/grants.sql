@@ -6,17 +6,22 @@ DECLARE
         'claim_batch', 'peek_batch', 'succeed_batch', 'renew_batch',
         'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'scope_rules', 'try_lock', 'tally', 'schema_version', 'emit',
         'admit', 'admit_batch', 'note_result', 'advance', 'baseline', 'define_consumer', 'receive', 'receive_batch',
-        'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover'];
+        'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover',
+        'call', 'call_key', 'call_notice', 'define_provider'];
     v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope', 'scope_rules', 'sink_lag',
         'resume_held', 'resume_sink', 'rotate_outbox', 'keep_outbox', 'adopt_outbox', 'ask_replay', 'continue_replay',
         'record_replay', 'abandon_replay', 'outbox_messages', 'define_consumer', 'baseline', 'inbox_recover', 'inbox_replay', 'inbox_discard',
-        'purge_inbox'];
+        'purge_inbox',
+        'define_provider', 'call_settle', 'purge_calls'];
     -- Reads every message, whatever its tenant: for relays, and nobody else.
     v_relay text[] := ARRAY['open_sink', 'hold_lanes', 'drop_lanes', 'outbox_difference', 'outbox_messages', 'advance_lanes',
-        'held_keys', 'held_due', 'settle_held', 'disable_sink', 'rotate_outbox', 'sink_lag'];
+        'held_keys', 'held_due', 'settle_held', 'disable_sink', 'rotate_outbox', 'sink_lag',
+        'call_take', 'call_heard', 'call_doubts', 'call_asked', 'call_ask_sql', 'call_recover', 'call_sweep', 'provider_heard',
+        'call_open'];
     v_views text[] := ARRAY['intents', 'scopes', 'stale_claims', 'uncertain', 'most_retried', 'suppression', 'sizes',
         'growth', 'audit_trail', 'history', 'migrations', 'sinks', 'outbox_parked', 'outbox_segments', 'outbox_replays', 'outbox_log',
-        'consumers', 'admitted_messages', 'inbox_messages', 'inbox_status', 'inbox_parked'];
+        'consumers', 'admitted_messages', 'inbox_messages', 'inbox_status', 'inbox_parked',
+        'calls', 'calls_unknown', 'calls_evidence', 'calls_notices', 'calls_open', 'providers'];
     v_role text;
     v_signature text;
     v_view text;

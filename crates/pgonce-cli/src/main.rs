@@ -63,6 +63,11 @@ enum Verb {
     /// See stored messages, and put back what is parked
     #[command(subcommand)]
     Inbox(verbs::inbox::Command),
+    /// Send the calls that committed, and ask providers about those whose end nobody knows
+    Reconcile(verbs::reconcile::Options),
+    /// See calls of providers, what was said about each, and settle what nobody else can
+    #[command(subcommand)]
+    Calls(verbs::calls::Command),
     /// Remove intents and inbox records that are past their window, and empty the outbox's old segments
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
@@ -130,6 +135,8 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,
+        Verb::Reconcile(options) => verbs::reconcile::run(options, &database::needed(url)?, out).await,
+        Verb::Calls(command) => verbs::calls::run(command, &database::needed(url)?, out).await,
         Verb::Purge(options) => {
             verbs::purge::run(options, verbs::purge::Extent::Everything, &database::needed(url)?, out).await
         }

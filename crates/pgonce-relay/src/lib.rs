@@ -9,6 +9,8 @@
 mod amqp;
 #[cfg(any(feature = "nats", feature = "webhook"))]
 mod attribute;
+#[cfg(feature = "webhook")]
+pub mod call;
 pub mod consume;
 mod envelope;
 #[cfg(feature = "kafka")]

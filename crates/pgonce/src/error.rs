@@ -75,6 +75,12 @@ pub enum Error {
         "the message is not this worker's any more, or was never admitted; roll back: nothing of this attempt stays [P4051]"
     )]
     MessageLost,
+    /// The call is not this worker's any more. Whoever has it asks the provider what became of it.
+    #[error("the call is not this worker's any more; whoever has it asks the provider what became of it [P4061]")]
+    CallLost,
+    /// The intent made this call before, with another request. Nothing was recorded by this one.
+    #[error("the intent made this call before, with another request; nothing was recorded by this one [P4062]")]
+    OtherRequest,
     /// The outcome could not be determined in time: none or one effect. Retrying with the same key is safe.
     #[error(
         "the outcome is not known: the effect is there once or not at all; retry with the same key to learn it ({reason})"
@@ -162,6 +168,8 @@ impl Error {
             Self::LeaseLost => Some("P4010"),
             Self::OtherBody => Some("P4050"),
             Self::MessageLost => Some("P4051"),
+            Self::CallLost => Some("P4061"),
+            Self::OtherRequest => Some("P4062"),
             Self::Refused { sqlstate, .. } => Some(sqlstate),
             Self::Database(error) => error.code().map(tokio_postgres::error::SqlState::code),
             _ => None,
@@ -176,6 +184,8 @@ impl From<tokio_postgres::Error> for Error {
             Some("P4010" | "P4011" | "P4012") => Self::LeaseLost,
             Some("P4050") => Self::OtherBody,
             Some("P4051") => Self::MessageLost,
+            Some("P4061") => Self::CallLost,
+            Some("P4062") => Self::OtherRequest,
             _ => Self::Database(error),
         }
     }

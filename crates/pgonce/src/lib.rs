@@ -27,6 +27,7 @@
 //! functions in the schema `once`: this crate calls them.
 
 mod batch;
+mod call;
 mod claim;
 mod direct;
 mod error;
@@ -51,6 +52,7 @@ mod tls;
 mod tx;
 
 pub use batch::{BatchSettings, Batcher, Kept, Observed, Recorded};
+pub use call::{Call, CallVerdict, CallWorker, DoubtfulCall, Heard, OutgoingCall, Provider, Route, call};
 pub use claim::{Answer, Claim, ClaimOptions, IntentName, Mode, Owned, OwnedKind, claim};
 pub use error::{Error, Failure};
 pub use fingerprint::{Fingerprint, fingerprint, fingerprint_bytes, key_hash, stable_uuid};

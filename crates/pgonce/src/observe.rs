@@ -34,6 +34,20 @@ pub(crate) fn consumed(consumer: &str, verdict: &'static str) {
         .increment(1);
 }
 
+/// A call of a provider, by what became of it: `confirmed`, `failed`, `unknown`, `requested` (again), `escalated`, `lost`.
+pub(crate) fn called(provider: &str, step: &'static str, state: &str, took: Duration) {
+    metrics::counter!("pgonce_calls_total", "provider" => provider.to_owned(), "step" => step, "verdict" => state.to_owned())
+        .increment(1);
+    metrics::histogram!("pgonce_call_duration_seconds", "provider" => provider.to_owned(), "step" => step)
+        .record(took.as_secs_f64());
+}
+
+/// How many calls are under way.
+pub(crate) fn calls_open(provider: &str, state: &str, calls: i64) {
+    #[allow(clippy::cast_precision_loss, reason = "a gauge")]
+    metrics::gauge!("pgonce_calls", "provider" => provider.to_owned(), "state" => state.to_owned()).set(calls as f64);
+}
+
 /// Counts of answers by tenant, scope and kind since the last flush.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Mutex<Counts>);

@@ -41,10 +41,20 @@ pub(crate) enum Call {
     InboxFail,
     InboxWait,
     InboxRecover,
+    MakeCall,
+    CallTake,
+    CallHeard,
+    CallDoubts,
+    CallAsked,
+    CallAskSql,
+    CallRecover,
+    CallSweep,
+    ProviderHeard,
+    CallOpen,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 35;
+    pub(crate) const COUNT: usize = 45;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -124,6 +134,26 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::InboxFail, _) => "SELECT once.inbox_fail($1, $2, $3, $4)",
         (Call::InboxWait, _) => "SELECT once.inbox_wait($1, $2)",
         (Call::InboxRecover, _) => "SELECT count(*) FROM once.inbox_recover($1)",
+        (Call::MakeCall, _) => {
+            "SELECT once.call(p_provider => $1, p_operation => $2, p_path => $3, p_body => $4, p_method => $5, \
+             p_headers => $6, p_scope => $7, p_key => $8, p_ordinal => $9, p_tenant => $10, p_body_bytes => $11, \
+             p_content_type => $12, p_delay => $13::text::interval)"
+        }
+        (Call::CallTake, _) => {
+            "SELECT id, claim_id, provider, operation, tenant, reference, base_url, key_header, header_env, timeout_ms, \
+             grace_ms, method, path, headers, content_type, body, attempts FROM once.call_take($1, $2, $3, $4)"
+        }
+        (Call::CallHeard, _) => "SELECT once.call_heard($1, $2, $3, $4, $5, $6, $7, $8::text::interval, $9, $10)",
+        (Call::CallDoubts, _) => {
+            "SELECT id, claim_id, provider, operation, tenant, reference, base_url, key_header, header_env, timeout_ms, \
+             grace_ms, how, path, asked FROM once.call_doubts($1, $2, $3, $4)"
+        }
+        (Call::CallAsked, _) => "SELECT once.call_asked($1, $2, $3, $4, $5, $6, $7, $8::text::interval, $9, $10)",
+        (Call::CallAskSql, _) => "SELECT once.call_ask_sql($1, $2)",
+        (Call::CallRecover, _) => "SELECT once.call_recover($1)",
+        (Call::CallSweep, _) => "SELECT once.call_sweep($1)",
+        (Call::ProviderHeard, _) => "SELECT once.provider_heard($1, $2, $3::text::interval)",
+        (Call::CallOpen, _) => "SELECT provider, state, calls FROM once.call_open($1)",
     }
 }
 
@@ -235,6 +265,38 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::InboxFail => &[Type::INT8, Type::UUID, Type::BOOL, Type::TEXT],
         Call::InboxWait => &[Type::INT8, Type::UUID],
         Call::InboxRecover => &[Type::INT4],
+        Call::MakeCall => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::JSONB,
+            Type::TEXT,
+            Type::JSONB,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT4,
+            Type::TEXT,
+            Type::BYTEA,
+            Type::TEXT,
+            Type::TEXT,
+        ],
+        Call::CallTake | Call::CallDoubts => &[Type::TEXT, Type::INT4, Type::TEXT, Type::TEXT_ARRAY],
+        Call::CallHeard | Call::CallAsked => &[
+            Type::UUID,
+            Type::UUID,
+            Type::TEXT,
+            Type::INT4,
+            Type::JSONB,
+            Type::BYTEA,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+        ],
+        Call::CallAskSql => &[Type::UUID, Type::UUID],
+        Call::CallRecover | Call::CallSweep => &[Type::INT4],
+        Call::ProviderHeard => &[Type::TEXT, Type::BOOL, Type::TEXT],
+        Call::CallOpen => &[Type::TEXT],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
         Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[

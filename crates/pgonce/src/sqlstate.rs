@@ -52,6 +52,9 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4071", Verdict::Lost),  // a relay's lane was taken over
     ("P4050", Verdict::Final),
     ("P4051", Verdict::Lost),
+    ("P4061", Verdict::Lost),  // another worker has the call
+    ("P4062", Verdict::Final), // a call with another request
+    ("P4063", Verdict::Final), // a call that cannot be made
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data

@@ -121,6 +121,19 @@ impl Tx {
         Ok(connection.call(Call::Emit, &parameters).await?.try_get(0)?)
     }
 
+    /// Asks for a call of a provider: it is sent if and only if this transaction commits, and after that, by
+    /// `pgonce reconcile` or a [`crate::CallWorker`]. Its id, which is the provider's idempotency key, is derived from the
+    /// intent: the same in every attempt; one call of an operation an intent, further ones by [`crate::Call::ordinal`].
+    ///
+    /// # Errors
+    /// P4063 where the call cannot be made; `Error::OtherRequest` where the intent made another one of the operation.
+    pub async fn call(&self, call: crate::Call) -> Result<Uuid, crate::Error> {
+        let Inner { connection, name, .. } = &*self.0;
+        let wire = crate::call::Wire::new(&call)?;
+        let parameters = wire.parameters(&call, &name.tenant, &name.scope, &name.key);
+        Ok(connection.call(Call::MakeCall, &parameters).await?.try_get(0)?)
+    }
+
     /// Whether relays have something to do once this has committed.
     pub(crate) fn emitted(&self) -> bool {
         self.0.emitted.load(Ordering::Relaxed)

@@ -1,6 +1,7 @@
 //! One module a verb.
 
 pub mod archive;
+pub mod calls;
 pub mod consume;
 pub mod demo;
 pub mod doctor;
@@ -10,6 +11,7 @@ pub mod intents;
 pub mod migrate;
 pub mod outbox;
 pub mod purge;
+pub mod reconcile;
 pub mod relay;
 pub mod shop;
 pub mod up;

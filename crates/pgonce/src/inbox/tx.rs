@@ -107,6 +107,23 @@ impl MessageTx {
         self.0.emitted.load(Ordering::Relaxed)
     }
 
+    /// Asks for a call of a provider: it is sent if and only if this transaction commits, and after that. Its id is derived
+    /// from the message that is handled, the same in every delivery; further ones of an operation by
+    /// [`crate::Call::ordinal`].
+    ///
+    /// # Errors
+    /// P4063 where the call cannot be made; `Error::OtherRequest` where another one was made for this message.
+    pub async fn call(&self, call: crate::Call) -> Result<Uuid, Error> {
+        let Inner { connection, consumer, tenant, end, .. } = &*self.0;
+        let key = match end {
+            End::Admitted { source, id } => crate::call::derived_key(&["inbox", consumer, source, id]),
+            End::Finish { id, .. } => crate::call::derived_key(&["stored inbox", consumer, &id.to_string()]),
+        };
+        let wire = crate::call::Wire::new(&call)?;
+        let parameters = wire.parameters(&call, tenant, &"inbox", &key);
+        Ok(connection.call(Call::MakeCall, &parameters).await?.try_get(0)?)
+    }
+
     /// Records what the handler made, beside the message.
     pub fn made(&self, result_type: impl Into<String>, result_id: impl Into<String>) {
         let mut noted = self.noted();

@@ -9,7 +9,7 @@ use url::{Host, Url};
 use crate::TargetError;
 
 /// An address in the URL itself is not resolved: it is checked here.
-pub(super) fn check(url: &str, allow_private: bool) -> Result<(), TargetError> {
+pub(crate) fn check(url: &str, allow_private: bool) -> Result<(), TargetError> {
     let url = Url::parse(url).map_err(|_| TargetError("the URL cannot be read".into()))?;
     let address = match url.host() {
         Some(Host::Ipv4(address)) => Some(IpAddr::V4(address)),
@@ -24,7 +24,7 @@ pub(super) fn check(url: &str, allow_private: bool) -> Result<(), TargetError> {
 
 /// Resolves names, to public addresses only.
 #[derive(Debug)]
-pub(super) struct Resolver {
+pub(crate) struct Resolver {
     pub allow_private: bool,
 }
 

@@ -1,6 +1,6 @@
 //! Signed deliveries over HTTP, as Standard Webhooks says: `webhook-id`, `webhook-timestamp`, `webhook-signature`.
 
-mod address;
+pub(crate) mod address;
 
 use std::time::{Duration, SystemTime};
 
@@ -132,7 +132,7 @@ fn judge(response: &Response) -> Verdict {
 }
 
 /// Seconds, or a date; what is neither is not there.
-fn retry_after(response: &Response) -> Option<Duration> {
+pub(crate) fn retry_after(response: &Response) -> Option<Duration> {
     let text = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
     let wait = match text.parse::<u64>() {
         Ok(seconds) => Duration::from_secs(seconds),
@@ -142,7 +142,7 @@ fn retry_after(response: &Response) -> Option<Duration> {
 }
 
 /// With its causes, without the URL: it may hold a token.
-fn reason(error: &reqwest::Error) -> String {
+pub(crate) fn reason(error: &reqwest::Error) -> String {
     let mut causes = Vec::new();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
