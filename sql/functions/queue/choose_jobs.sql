@@ -18,13 +18,6 @@ DECLARE
     v_picked record;
     v_tids tid[];
 BEGIN
-    IF p_queue.running_max IS NOT NULL THEN
-        IF NOT pg_try_advisory_xact_lock(once.lock_queue(p_queue.id, 'limit')) THEN
-            RETURN '{}';
-        END IF;
-        SELECT least(p_limit, p_queue.running_max - count(*)) INTO v_limit FROM (
-            SELECT FROM once.job j WHERE j.queue = p_queue.id AND j.state = 'running' LIMIT p_queue.running_max) r;
-    END IF;
     SELECT * INTO v_mark FROM once.queue_mark m WHERE m.queue = p_queue.id;
     IF v_mark IS NULL OR v_mark.kept_at <= v_started - interval '1 second' THEN
         v_keeps := pg_try_advisory_xact_lock(once.lock_queue(p_queue.id, 'upkeep'));
@@ -40,6 +33,14 @@ BEGIN
             PERFORM once.ready_more(p_queue.id, 1000, CASE WHEN v_full THEN '-infinity' ELSE v_mark.due_low END,
                                     CASE WHEN v_full THEN '-infinity' ELSE v_mark.lease_low END);
         END IF;
+    END IF;
+    -- After the rescue: what dead workers held does not count any more.
+    IF p_queue.running_max IS NOT NULL THEN
+        IF NOT pg_try_advisory_xact_lock(once.lock_queue(p_queue.id, 'limit')) THEN
+            RETURN '{}';
+        END IF;
+        SELECT least(p_limit, p_queue.running_max - count(*)) INTO v_limit FROM (
+            SELECT FROM once.job j WHERE j.queue = p_queue.id AND j.state = 'running' LIMIT p_queue.running_max) r;
     END IF;
     SELECT coalesce(array_agg(h.priority ORDER BY h.priority DESC), '{}'),
            coalesce(array_agg(CASE WHEN v_full THEN 0 ELSE h.low END ORDER BY h.priority DESC), '{}')

@@ -19,7 +19,8 @@ BEGIN
     PERFORM once.check_job(p_payload, p_priority, p_available_at, p_unique_key, p_attempts_max, p_key);
     SELECT * INTO v_queue FROM once.queue q WHERE q.queue = p_queue;
     IF NOT FOUND THEN
-        SELECT * INTO v_queue FROM once.queue q WHERE q.id = once.queue_id(p_queue);
+        v_id := once.queue_id(p_queue); -- a statement of its own: the next one sees the row
+        SELECT * INTO v_queue FROM once.queue q WHERE q.id = v_id;
     END IF;
     v_id := nextval('once.job_id');
     IF p_unique_key IS NOT NULL THEN

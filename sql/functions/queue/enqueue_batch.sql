@@ -9,13 +9,15 @@ RETURNS bigint[] LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog,
 DECLARE
     v_count int := once.check_parallel(cardinality(p_payloads), once.shape(p_payloads), once.shape(p_priorities),
         once.shape(p_available_ats), once.shape(p_unique_keys), once.shape(p_keys));
+    v_id int;
     v_queue once.queue;
     v_now timestamptz := once.clock();
     v_ids bigint[];
 BEGIN
     PERFORM once.check_queue(p_tenant, p_queue);
     PERFORM once.check_job('{}', 0, NULL, NULL, p_attempts_max, NULL);
-    SELECT * INTO v_queue FROM once.queue q WHERE q.id = once.queue_id(p_queue);
+    v_id := once.queue_id(p_queue); -- a statement of its own: the next one sees the row
+    SELECT * INTO v_queue FROM once.queue q WHERE q.id = v_id;
     PERFORM once.check_job(j.payload, coalesce(j.priority, 0), j.available_at, j.unique_key, NULL, j.key)
         FROM unnest(p_payloads, p_priorities, p_available_ats, p_unique_keys, p_keys) j (payload, priority, available_at, unique_key, key)
         WHERE j.payload IS NULL OR pg_column_size(j.payload) > 1048576 OR j.available_at IS NOT NULL
