@@ -8,13 +8,13 @@ DECLARE
         'admit', 'admit_batch', 'note_result', 'advance', 'baseline', 'define_consumer', 'receive', 'receive_batch',
         'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover',
         'define_queue', 'enqueue', 'enqueue_batch', 'take', 'finish', 'finish_batch', 'retry', 'retry_batch', 'bury', 'bury_batch',
-        'give_back', 'heartbeat', 'heartbeat_batch', 'cancel_job', 'cancel_batch', 'look_job',
+        'give_back', 'heartbeat', 'heartbeat_batch', 'cancel_job', 'cancel_batch', 'look_job', 'count_jobs',
         'define_schedule', 'drop_schedule', 'due_schedules', 'fire_schedule', 'fault_schedule'];
     v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope', 'sink_lag',
         'resume_held', 'resume_sink', 'rotate_outbox', 'keep_outbox', 'adopt_outbox', 'ask_replay', 'continue_replay',
         'record_replay', 'abandon_replay', 'outbox_messages', 'define_consumer', 'baseline', 'inbox_recover', 'inbox_replay', 'inbox_discard',
         'purge_inbox',
-        'define_queue', 'enqueue', 'cancel_job', 'cancel_batch', 'retry_buried', 'discard_buried', 'purge_jobs',
+        'define_queue', 'enqueue', 'cancel_job', 'cancel_batch', 'retry_buried', 'discard_buried', 'purge_jobs', 'count_jobs',
         'define_schedule', 'drop_schedule'];
     -- Reads every message, whatever its tenant: for relays, and nobody else.
     v_relay text[] := ARRAY['open_sink', 'hold_lanes', 'drop_lanes', 'outbox_difference', 'outbox_messages', 'advance_lanes',

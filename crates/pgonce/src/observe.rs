@@ -34,6 +34,12 @@ pub(crate) fn consumed(consumer: &str, verdict: &'static str) {
         .increment(1);
 }
 
+/// A job, by what became of it.
+pub(crate) fn worked(queue: &str, end: &'static str, jobs: usize) {
+    let jobs = u64::try_from(jobs).unwrap_or(u64::MAX);
+    metrics::counter!("pgonce_jobs_total", "queue" => queue.to_owned(), "end" => end).increment(jobs);
+}
+
 /// Counts of answers by tenant, scope and kind since the last flush.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Mutex<Counts>);

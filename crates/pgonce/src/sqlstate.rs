@@ -52,6 +52,8 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4071", Verdict::Lost),  // a relay's lane was taken over
     ("P4050", Verdict::Final),
     ("P4051", Verdict::Lost),
+    ("P4060", Verdict::Lost),  // a job that this worker does not hold
+    ("P4061", Verdict::Final), // a take in another isolation level
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data
