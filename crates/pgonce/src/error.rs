@@ -75,6 +75,9 @@ pub enum Error {
         "the message is not this worker's any more, or was never admitted; roll back: nothing of this attempt stays [P4051]"
     )]
     MessageLost,
+    /// The job is not this worker's any more. Its effect is rolled back.
+    #[error("the job is not this worker's any more; roll back: nothing of this attempt stays [P4060]")]
+    JobLost,
     /// The call is not this worker's any more. Whoever has it asks the provider what became of it.
     #[error("the call is not this worker's any more; whoever has it asks the provider what became of it [P4061]")]
     CallLost,
@@ -168,6 +171,7 @@ impl Error {
             Self::LeaseLost => Some("P4010"),
             Self::OtherBody => Some("P4050"),
             Self::MessageLost => Some("P4051"),
+            Self::JobLost => Some("P4060"),
             Self::CallLost => Some("P4061"),
             Self::OtherRequest => Some("P4062"),
             Self::Refused { sqlstate, .. } => Some(sqlstate),
@@ -184,6 +188,7 @@ impl From<tokio_postgres::Error> for Error {
             Some("P4010" | "P4011" | "P4012") => Self::LeaseLost,
             Some("P4050") => Self::OtherBody,
             Some("P4051") => Self::MessageLost,
+            Some("P4060") => Self::JobLost,
             Some("P4061") => Self::CallLost,
             Some("P4062") => Self::OtherRequest,
             _ => Self::Database(error),

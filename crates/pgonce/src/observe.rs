@@ -48,6 +48,12 @@ pub(crate) fn calls_open(provider: &str, state: &str, calls: i64) {
     metrics::gauge!("pgonce_calls", "provider" => provider.to_owned(), "state" => state.to_owned()).set(calls as f64);
 }
 
+/// A job, by what became of it.
+pub(crate) fn worked(queue: &str, end: &'static str, jobs: usize) {
+    let jobs = u64::try_from(jobs).unwrap_or(u64::MAX);
+    metrics::counter!("pgonce_jobs_total", "queue" => queue.to_owned(), "end" => end).increment(jobs);
+}
+
 /// Counts of answers by tenant, scope and kind since the last flush.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Mutex<Counts>);

@@ -13,6 +13,7 @@ use crate::intent::Intent;
 use crate::observe::{Counts, Tally};
 use crate::outbox::Waker;
 use crate::pool::{Connection, Connector, Manager, Pool, Pooled};
+use crate::queue::Queue;
 use crate::retry::Breaker;
 use crate::settings::Settings;
 use crate::sql::Call;
@@ -100,6 +101,11 @@ impl Once {
     /// Names a consumer of messages: who applies them, the same in every process.
     pub fn consumer(&self, name: impl Into<String>) -> Inbox<'_> {
         Inbox::new(self, name.into())
+    }
+
+    /// Names a queue of jobs.
+    pub fn queue(&self, name: impl Into<String>) -> Queue<'_> {
+        Queue::new(self, name.into())
     }
 
     /// A connection of the pool, for whatever else the service does in this database.

@@ -51,10 +51,25 @@ pub(crate) enum Call {
     CallSweep,
     ProviderHeard,
     CallOpen,
+    DefineQueue,
+    Enqueue,
+    EnqueueBatch,
+    Take,
+    FinishBatch,
+    RetryJob,
+    BuryJob,
+    GiveBack,
+    HeartbeatBatch,
+    CancelJob,
+    LookJob,
+    CountJobs,
+    DueSchedules,
+    FireSchedule,
+    FaultSchedule,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 45;
+    pub(crate) const COUNT: usize = Self::FaultSchedule as usize + 1;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -154,6 +169,36 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::CallSweep, _) => "SELECT once.call_sweep($1)",
         (Call::ProviderHeard, _) => "SELECT once.provider_heard($1, $2, $3::text::interval)",
         (Call::CallOpen, _) => "SELECT provider, state, calls FROM once.call_open($1)",
+        (Call::DefineQueue, _) => "SELECT once.define_queue($1, $2)",
+        (Call::Enqueue, _) => {
+            "SELECT once.enqueue(p_queue => $1, p_payload => $2, p_priority => $3, \
+             p_available_at => coalesce($4, once.clock() + $5::text::interval), p_unique_key => $6, p_attempts_max => $7, \
+             p_key => $8, p_unique_scope => $9, p_unique_window => $10::text::interval, p_tenant => $11)"
+        }
+        (Call::EnqueueBatch, _) => {
+            "SELECT once.enqueue_batch(p_queue => $1, p_payloads => $2, p_priorities => $3, \
+             p_available_ats => CASE WHEN $4::timestamptz[] IS NOT NULL THEN ARRAY(SELECT coalesce(t.at, once.clock() + t.delay::interval) \
+             FROM unnest($4, $5::text[]) WITH ORDINALITY t (at, delay, place) ORDER BY t.place) END, \
+             p_unique_keys => $6, p_attempts_max => $7, p_keys => $8, p_unique_scope => $9, \
+             p_unique_window => $10::text::interval, p_tenant => $11)"
+        }
+        (Call::Take, _) => {
+            "SELECT id, claim_id, tenant, key, priority, payload, attempts, attempts_max, enqueued_at \
+             FROM once.take($1, $2, $3, $4::text::interval, $5)"
+        }
+        (Call::FinishBatch, _) => "SELECT once.finish_batch($1, $2, $3)",
+        (Call::RetryJob, _) => "SELECT once.retry($1, $2, $3, $4::text::interval)",
+        (Call::BuryJob, _) => "SELECT once.bury($1, $2, $3)",
+        (Call::GiveBack, _) => "SELECT once.give_back($1, $2)",
+        (Call::HeartbeatBatch, _) => "SELECT job_id, verdict FROM once.heartbeat_batch($1, $2, $3::text::interval)",
+        (Call::CancelJob, _) => "SELECT once.cancel_job($1, $2)",
+        (Call::LookJob, _) => "SELECT state, attempts, result, last_error FROM once.look_job($1, $2)",
+        (Call::CountJobs, _) => "SELECT state, jobs, oldest_seconds FROM once.count_jobs($1)",
+        (Call::DueSchedules, _) => {
+            "SELECT schedule, revision, cron, timezone, missed, next_at, now FROM once.due_schedules()"
+        }
+        (Call::FireSchedule, _) => "SELECT once.fire_schedule($1, $2, $3, $4, $5)",
+        (Call::FaultSchedule, _) => "SELECT once.fault_schedule($1, $2, $3)",
     }
 }
 
@@ -297,6 +342,44 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::CallRecover | Call::CallSweep => &[Type::INT4],
         Call::ProviderHeard => &[Type::TEXT, Type::BOOL, Type::TEXT],
         Call::CallOpen => &[Type::TEXT],
+        Call::DefineQueue => &[Type::TEXT, Type::JSONB],
+        Call::Enqueue => &[
+            Type::TEXT,
+            Type::JSONB,
+            Type::INT4,
+            Type::TIMESTAMPTZ,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT4,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+        ],
+        Call::EnqueueBatch => &[
+            Type::TEXT,
+            Type::JSONB_ARRAY,
+            Type::INT4_ARRAY,
+            Type::TIMESTAMPTZ_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT4,
+            Type::TEXT_ARRAY,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+        ],
+        Call::Take => &[Type::TEXT, Type::TEXT, Type::INT4, Type::TEXT, Type::TEXT],
+        Call::FinishBatch => &[Type::INT8_ARRAY, Type::UUID_ARRAY, Type::JSONB_ARRAY],
+        Call::RetryJob => &[Type::INT8, Type::UUID, Type::TEXT, Type::TEXT],
+        Call::BuryJob => &[Type::INT8, Type::UUID, Type::TEXT],
+        Call::GiveBack => &[Type::INT8_ARRAY, Type::UUID_ARRAY],
+        Call::HeartbeatBatch => &[Type::INT8_ARRAY, Type::UUID_ARRAY, Type::TEXT],
+        Call::CancelJob | Call::LookJob => &[Type::INT8, Type::TEXT],
+        Call::CountJobs => &[Type::TEXT],
+        Call::DueSchedules => &[],
+        Call::FireSchedule => &[Type::TEXT, Type::INT4, Type::TIMESTAMPTZ, Type::TIMESTAMPTZ, Type::BOOL],
+        Call::FaultSchedule => &[Type::TEXT, Type::INT4, Type::TEXT],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
         Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[

@@ -52,6 +52,8 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4071", Verdict::Lost),  // a relay's lane was taken over
     ("P4050", Verdict::Final),
     ("P4051", Verdict::Lost),
+    ("P4060", Verdict::Lost),  // a job that this worker does not hold
+    ("P4064", Verdict::Final), // a take in another isolation level
     ("P4061", Verdict::Lost),  // another worker has the call
     ("P4062", Verdict::Final), // a call with another request
     ("P4063", Verdict::Final), // a call that cannot be made

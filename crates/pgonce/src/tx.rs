@@ -12,6 +12,7 @@ use crate::claim::{Answer, ClaimWire, IntentName, succeed_parameters};
 use crate::direct::{DirectClaim, Policy, RESPONSE_BYTES_MAX, claim_parameters, is_overtaken, read_claim};
 use crate::outbox::{self, Event};
 use crate::pool::{Connection, Pooled};
+use crate::queue::NewJob;
 use crate::sql::{Call, ClaimRow};
 use crate::sqlstate::is_disconnect;
 
@@ -132,6 +133,15 @@ impl Tx {
         let wire = crate::call::Wire::new(&call)?;
         let parameters = wire.parameters(&call, &name.tenant, &name.scope, &name.key);
         Ok(connection.call(Call::MakeCall, &parameters).await?.try_get(0)?)
+    }
+
+    /// Adds a job to a queue: it is there if and only if this transaction commits. Returns its id, or that of the job that
+    /// has its unique key.
+    ///
+    /// # Errors
+    /// What the database refuses: names out of their limits, a payload over 1 MiB.
+    pub async fn enqueue(&self, queue: &str, job: &NewJob) -> Result<i64, crate::Error> {
+        job.add(&self.0.connection, queue, &self.0.name.tenant).await
     }
 
     /// Whether relays have something to do once this has committed.

@@ -15,7 +15,7 @@ DECLARE
     v_admitted int;
     v_used int;
 BEGIN
-    PERFORM once.check_take(p_worker, p_limit);
+    PERFORM once.check_call_take(p_worker, p_limit);
     FOR v_policy IN
         SELECT * FROM once.provider p WHERE p.provider <> '' AND (p_provider IS NULL OR p.provider = p_provider)
           AND (p.reconcile <> 'worker' OR p.provider = ANY (p_custom))

@@ -13,6 +13,7 @@ use super::Advance;
 use crate::Error;
 use crate::outbox::{self, Event};
 use crate::pool::Pooled;
+use crate::queue::NewJob;
 use crate::sql::Call;
 use crate::tx::{Ended, Undone, ended, only_handle, rollback};
 
@@ -122,6 +123,14 @@ impl MessageTx {
         let wire = crate::call::Wire::new(&call)?;
         let parameters = wire.parameters(&call, tenant, &"inbox", &key);
         Ok(connection.call(Call::MakeCall, &parameters).await?.try_get(0)?)
+    }
+
+    /// Adds a job to a queue: it is there if and only if this transaction commits; see [`crate::Tx::enqueue`].
+    ///
+    /// # Errors
+    /// What the database refuses.
+    pub async fn enqueue(&self, queue: &str, job: &NewJob) -> Result<i64, Error> {
+        job.add(&self.0.connection, queue, &self.0.tenant).await
     }
 
     /// Records what the handler made, beside the message.
