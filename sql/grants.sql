@@ -6,17 +6,19 @@ DECLARE
         'claim_batch', 'peek_batch', 'succeed_batch', 'renew_batch',
         'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'try_lock', 'tally', 'schema_version', 'emit',
         'admit', 'admit_batch', 'note_result', 'advance', 'baseline', 'define_consumer', 'receive', 'receive_batch',
-        'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover'];
+        'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover',
+        'import_open', 'import_begin', 'import_apply', 'import_record', 'import_header', 'import_end', 'import_result', 'import_failures'];
     v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope', 'sink_lag',
         'resume_held', 'resume_sink', 'rotate_outbox', 'keep_outbox', 'adopt_outbox', 'ask_replay', 'continue_replay',
         'record_replay', 'abandon_replay', 'outbox_messages', 'define_consumer', 'baseline', 'inbox_recover', 'inbox_replay', 'inbox_discard',
-        'purge_inbox'];
+        'purge_inbox', 'import_result', 'import_abandon', 'purge_imports'];
     -- Reads every message, whatever its tenant: for relays, and nobody else.
     v_relay text[] := ARRAY['open_sink', 'hold_lanes', 'drop_lanes', 'outbox_difference', 'outbox_messages', 'advance_lanes',
         'held_keys', 'held_due', 'settle_held', 'disable_sink', 'rotate_outbox', 'sink_lag'];
     v_views text[] := ARRAY['intents', 'scopes', 'stale_claims', 'uncertain', 'most_retried', 'suppression', 'sizes',
         'growth', 'audit_trail', 'history', 'migrations', 'sinks', 'outbox_parked', 'outbox_segments', 'outbox_replays', 'outbox_log',
-        'consumers', 'admitted_messages', 'inbox_messages', 'inbox_status', 'inbox_parked'];
+        'consumers', 'admitted_messages', 'inbox_messages', 'inbox_status', 'inbox_parked',
+        'imports', 'import_batches', 'import_errors'];
     v_role text;
     v_signature text;
     v_view text;

@@ -75,6 +75,11 @@ pub enum Error {
         "the message is not this worker's any more, or was never admitted; roll back: nothing of this attempt stays [P4051]"
     )]
     MessageLost,
+    /// The import is not this importer's any more: somebody took it over. The batch under way is rolled back.
+    #[error(
+        "the import is not this importer's any more: somebody took it over; nothing of the batch under way stays [P4081]"
+    )]
+    ImportLost,
     /// The outcome could not be determined in time: none or one effect. Retrying with the same key is safe.
     #[error(
         "the outcome is not known: the effect is there once or not at all; retry with the same key to learn it ({reason})"
@@ -162,6 +167,7 @@ impl Error {
             Self::LeaseLost => Some("P4010"),
             Self::OtherBody => Some("P4050"),
             Self::MessageLost => Some("P4051"),
+            Self::ImportLost => Some("P4081"),
             Self::Refused { sqlstate, .. } => Some(sqlstate),
             Self::Database(error) => error.code().map(tokio_postgres::error::SqlState::code),
             _ => None,
@@ -176,6 +182,7 @@ impl From<tokio_postgres::Error> for Error {
             Some("P4010" | "P4011" | "P4012") => Self::LeaseLost,
             Some("P4050") => Self::OtherBody,
             Some("P4051") => Self::MessageLost,
+            Some("P4081") => Self::ImportLost,
             _ => Self::Database(error),
         }
     }

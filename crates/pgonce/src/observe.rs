@@ -34,6 +34,14 @@ pub(crate) fn consumed(consumer: &str, verdict: &'static str) {
         .increment(1);
 }
 
+/// Rows of an import, by what became of them, and the way that their batch went.
+pub(crate) fn imported(way: &'static str, applied: u64, skipped: u64, failed: u64) {
+    metrics::counter!("pgonce_import_batches_total", "way" => way).increment(1);
+    for (outcome, rows) in [("applied", applied), ("skipped", skipped), ("failed", failed)] {
+        metrics::counter!("pgonce_import_rows_total", "outcome" => outcome).increment(rows);
+    }
+}
+
 /// Counts of answers by tenant, scope and kind since the last flush.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Mutex<Counts>);

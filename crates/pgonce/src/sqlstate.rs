@@ -52,6 +52,8 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4071", Verdict::Lost),  // a relay's lane was taken over
     ("P4050", Verdict::Final),
     ("P4051", Verdict::Lost),
+    ("P4080", Verdict::Final),
+    ("P4081", Verdict::Lost), // an import was taken over
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data
