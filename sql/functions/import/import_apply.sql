@@ -1,7 +1,7 @@
 -- Applies the rows that were staged for a batch, with the caller's rights, and tells which were not applied, and why. A
 -- bad row does not cost its batch: what fails is undone and halved until the row stands alone, so that a bad row costs a
 -- few dozen statements, and a batch without one costs a single subtransaction.
--- The statements are the caller's, for the caller's table; n is a row's number in the batch, $1 and $2 are the first and the last:
+-- The statements are the caller's, for the caller's table; once_n is a row's number in the batch, $1 and $2 are the first and the last:
 --   p_apply     writes rows; returns: eligible, written, matched (how many rows have a key that was written), absent int[]
 --               (rows whose key was not), keyless int[] (rows without a key, which are not written)
 --   p_distinct  the same where rows of one key come twice, and the last one counts (NULL: p_apply can take that)
@@ -58,7 +58,7 @@ BEGIN
                 RETURN QUERY SELECT v_from, 'failed'::text, v_code, v_said;
             ELSE
                 IF v_from = 0 AND v_to = p_rows - 1 THEN
-                    CREATE INDEX ON pg_temp.once_stage (n);
+                    CREATE INDEX ON pg_temp.once_stage (once_n);
                 END IF;
                 -- The left half is done first: the file's order decides between rows of one key.
                 v_middle := (v_from + v_to) / 2;
@@ -76,16 +76,17 @@ BEGIN
         v_repeated := NULL;
         IF p_distinct IS NULL AND v_done.matched > v_done.written THEN
             EXECUTE p_repeated INTO v_repeated USING v_from, v_to;
+            v_repeated := ARRAY(SELECT unnest(v_repeated) EXCEPT SELECT unnest(v_done.absent));
         END IF;
         EXECUTE p_known INTO v_known USING v_done.absent;
         IF p_existing = 'failed' THEN
-            RETURN QUERY SELECT DISTINCT k, 'failed'::text, '23505'::text, 'the natural key is there already'::text
+            RETURN QUERY SELECT k, 'failed'::text, '23505'::text, 'the natural key is there already'::text
                 FROM unnest(v_repeated || v_known) k;
             v_failed := v_failed + coalesce(cardinality(v_repeated || v_known), 0);
         ELSE
-            RETURN QUERY SELECT DISTINCT k, 'skipped'::text, p_existing, NULL::text FROM unnest(v_repeated || v_known) k;
+            RETURN QUERY SELECT k, 'skipped'::text, p_existing, NULL::text FROM unnest(v_repeated || v_known) k;
         END IF;
-        RETURN QUERY SELECT a, 'skipped'::text, 'dropped'::text, NULL::text FROM unnest(v_done.absent) a
-            WHERE a <> ALL (coalesce(v_known, '{}'));
+        RETURN QUERY SELECT d.a, 'skipped'::text, 'dropped'::text, NULL::text
+            FROM (SELECT unnest(v_done.absent) AS a EXCEPT SELECT unnest(v_known)) d;
     END LOOP;
 END $$;

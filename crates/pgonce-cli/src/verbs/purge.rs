@@ -68,6 +68,7 @@ pub enum Extent {
 struct Gone {
     intents: i64,
     inbox: i64,
+    imports: i64,
     /// `None` where that was not looked at.
     segments: Option<i64>,
     files: Vec<PathBuf>,
@@ -112,6 +113,9 @@ pub async fn run(options: Options, extent: Extent, url: &str, out: Out) -> anyho
         }
     }
     spinner.finish_and_clear();
+    if extent == Extent::Everything && !gone.interrupted && options.limit.is_none() {
+        gone.imports = forget_imports(&client, options.batch).await.context("the rows are purged; imports were not looked at")?;
+    }
     let rotated = match extent {
         Extent::Everything if !gone.interrupted => rotate(&client).await.map(Some),
         _ => Ok(None),
@@ -129,6 +133,7 @@ fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
         let mut all = json!({"purged": gone.intents, "interrupted": gone.interrupted, "files": gone.files});
         if extent == Extent::Everything {
             all["inbox_purged"] = gone.inbox.into();
+            all["imports_purged"] = gone.imports.into();
             all["segments_emptied"] = gone.segments.into();
         }
         return Ok(out.value(&all)?);
@@ -139,6 +144,9 @@ fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
     out.line(&format!("purged {} rows", gone.intents))?;
     if gone.inbox > 0 {
         out.line(&format!("purged {} records of the inbox", gone.inbox))?;
+    }
+    if gone.imports > 0 {
+        out.line(&format!("purged {} records of imports", gone.imports))?;
     }
     if let Some(segments @ 1..) = gone.segments {
         out.line(&format!("emptied {segments} segments of the outbox"))?;
@@ -152,6 +160,19 @@ async fn inbox_batch(client: &Client, size: i32) -> anyhow::Result<i64> {
     let each = (size / 2).max(1);
     let gone = database::json_row(client, "SELECT to_jsonb(once.purge_inbox($1))", &[(&each, Type::INT4)]).await?;
     Ok(gone.as_i64().unwrap_or(0))
+}
+
+/// Records of imports that ended long ago.
+async fn forget_imports(client: &Client, batch: i64) -> anyhow::Result<i64> {
+    let size = i32::try_from(batch).unwrap_or(i32::MAX);
+    let mut all = 0;
+    loop {
+        let gone = database::json_row(client, "SELECT to_jsonb(once.purge_imports($1))", &[(&size, Type::INT4)]).await?;
+        match gone.as_i64().unwrap_or(0) {
+            0 => return Ok(all),
+            gone => all += gone,
+        }
+    }
 }
 
 /// Empties the outbox's segments that every sink is past.

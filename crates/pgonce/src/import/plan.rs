@@ -126,7 +126,7 @@ impl Plan {
         pairs: &[(String, String)],
     ) -> Result<Self, Error> {
         let staged: Vec<String> = sources.iter().map(|name| format!("{} text", ident(name))).collect();
-        let stage = format!("CREATE TEMP TABLE once_stage (n int NOT NULL, {}) ON COMMIT DROP", staged.join(", "));
+        let stage = format!("CREATE TEMP TABLE once_stage (once_n int NOT NULL, {}) ON COMMIT DROP", staged.join(", "));
         let (columns, inner) = match &options.transform {
             None => {
                 let taken: Vec<_> = pairs.iter().map(|(to, from)| format!("s.{} AS {}", ident(from), ident(to))).collect();
@@ -143,7 +143,7 @@ impl Plan {
         let is_update = options.on_conflict == OnConflict::Update && columns.len() > options.natural_key.len();
         let fields = list(sources);
         let plan = Self {
-            copy_stage: format!("COPY {STAGE} (n, {fields}) FROM STDIN"),
+            copy_stage: format!("COPY {STAGE} (once_n, {fields}) FROM STDIN"),
             copy_direct: (target.is_plain && options.transform.is_none())
                 .then(|| format!("COPY {} ({}) FROM STDIN", target.name, list(&columns))),
             apply: parts.apply(false),
@@ -248,7 +248,7 @@ impl Parts {
         Ok(Self {
             table: target.name.clone(),
             source: format!(
-                "SELECT x.once_n, {} FROM (SELECT s.n AS once_n, {inner}\n FROM {STAGE} s WHERE s.n",
+                "SELECT x.once_n, {} FROM (SELECT s.once_n, {inner}\n FROM {STAGE} s WHERE s.once_n",
                 cast.join(", ")
             ),
             columns: list(columns),

@@ -1,6 +1,7 @@
 //! `pgonce doctor`: what breaks the promise or soon will, why it matters, and what to do.
 
 mod data;
+mod imports;
 mod inbox;
 mod keys;
 mod outbox;
@@ -121,6 +122,7 @@ async fn examine(client: &Client, options: &Options) -> Vec<Finding> {
         add("outbox_segments", outbox::segments(client).await);
         add("inbox", inbox::standing(client).await);
         add("dedup", inbox::dedup(client, options.broker_retention).await);
+        add("imports", imports::standing(client).await);
         add("keys", keys::examine(client).await);
     }
     findings
