@@ -10,14 +10,16 @@ DECLARE
         'define_queue', 'enqueue', 'enqueue_batch', 'take', 'finish', 'finish_batch', 'retry', 'retry_batch', 'bury', 'bury_batch',
         'give_back', 'heartbeat', 'heartbeat_batch', 'cancel_job', 'cancel_batch', 'look_job', 'count_jobs',
         'define_schedule', 'drop_schedule', 'due_schedules', 'fire_schedule', 'fault_schedule',
-        'call', 'call_key', 'call_notice', 'define_provider'];
+        'call', 'call_key', 'call_notice', 'define_provider',
+        'import_open', 'import_begin', 'import_apply', 'import_record', 'import_header', 'import_end', 'import_result', 'import_failures'];
     v_ops text[] := ARRAY['settle', 'recover', 'purge', 'purge_rows', 'schema_version', 'define_scope', 'scope_rules', 'sink_lag',
         'resume_held', 'resume_sink', 'rotate_outbox', 'keep_outbox', 'adopt_outbox', 'ask_replay', 'continue_replay',
         'record_replay', 'abandon_replay', 'outbox_messages', 'define_consumer', 'baseline', 'inbox_recover', 'inbox_replay', 'inbox_discard',
         'purge_inbox',
         'define_queue', 'enqueue', 'cancel_job', 'cancel_batch', 'retry_buried', 'discard_buried', 'purge_jobs', 'count_jobs',
         'define_schedule', 'drop_schedule',
-        'define_provider', 'call_settle', 'purge_calls'];
+        'define_provider', 'call_settle', 'purge_calls',
+        'import_result', 'import_abandon', 'purge_imports'];
     -- Reads every message, whatever its tenant: for relays, and nobody else.
     v_relay text[] := ARRAY['open_sink', 'hold_lanes', 'drop_lanes', 'outbox_difference', 'outbox_messages', 'advance_lanes',
         'held_keys', 'held_due', 'settle_held', 'disable_sink', 'rotate_outbox', 'sink_lag',
@@ -27,7 +29,8 @@ DECLARE
         'growth', 'audit_trail', 'history', 'migrations', 'sinks', 'outbox_parked', 'outbox_segments', 'outbox_replays', 'outbox_log',
         'consumers', 'admitted_messages', 'inbox_messages', 'inbox_status', 'inbox_parked',
         'queues', 'jobs', 'jobs_ended', 'jobs_buried', 'queue_status', 'schedules',
-        'calls', 'calls_unknown', 'calls_evidence', 'calls_notices', 'calls_open', 'providers'];
+        'calls', 'calls_unknown', 'calls_evidence', 'calls_notices', 'calls_open', 'providers',
+        'imports', 'import_batches', 'import_errors'];
     v_role text;
     v_signature text;
     v_view text;

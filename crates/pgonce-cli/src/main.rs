@@ -54,6 +54,11 @@ enum Verb {
     Relay(verbs::relay::Options),
     /// Take messages from a broker or webhooks, and have each handled once
     Consume(verbs::consume::Options),
+    /// Bring a file's rows into a table, each once, and go on where it was killed
+    Import(Box<verbs::import::Options>),
+    /// See imports, what became of their rows, and what failed
+    #[command(subcommand)]
+    Imports(verbs::imports::Command),
     /// See, explain, settle and recover intents
     #[command(subcommand)]
     Intents(verbs::intents::Command),
@@ -132,6 +137,8 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Gateway(options) => verbs::gateway::run(options, config.path, &database::needed(url)?).await,
         Verb::Relay(options) => verbs::relay::run(options, &database::needed(url)?, out).await,
         Verb::Consume(options) => verbs::consume::run(options, &database::needed(url)?).await,
+        Verb::Import(options) => verbs::import::run(*options, &database::needed(url)?, out).await,
+        Verb::Imports(command) => verbs::imports::run(command, &database::needed(url)?, out).await,
         Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,

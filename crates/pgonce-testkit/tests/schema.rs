@@ -360,6 +360,14 @@ async fn each_role_may_do_its_own_and_no_more() {
         "fail",
         "fingerprint",
         "fingerprint_bytes",
+        "import_apply",
+        "import_begin",
+        "import_end",
+        "import_failures",
+        "import_header",
+        "import_open",
+        "import_record",
+        "import_result",
         "inbox_fail",
         "inbox_finish",
         "inbox_recover",
@@ -392,12 +400,15 @@ async fn each_role_may_do_its_own_and_no_more() {
         "continue_replay",
         "define_consumer",
         "define_scope",
+        "import_abandon",
+        "import_result",
         "inbox_discard",
         "inbox_recover",
         "inbox_replay",
         "keep_outbox",
         "outbox_messages",
         "purge",
+        "purge_imports",
         "purge_inbox",
         "purge_rows",
         "record_replay",
@@ -574,6 +585,7 @@ const FIRST_VERSION: &str = "
     DROP FUNCTION once.claim_any, once.own, once.own_existing, once.sort_stale;
     DROP TABLE once.inbox, once.admitted, once.admitted_range, once.inbox_stream, once.entity_version, once.consumer CASCADE;
     DROP TYPE once.message_result, once.inbox_state CASCADE;
+    DROP TABLE once.import_row, once.import_batch, once.import_job CASCADE; DROP TYPE once.import_state CASCADE;
     CREATE FUNCTION once.claim_any(p_scope text, p_key text, p_fingerprint bytea, p_mode text, p_claimed_by text, p_lease interval,
         p_wait interval, p_tenant text) RETURNS once.claim_result LANGUAGE sql AS 'SELECT NULL::once.claim_result';
     CREATE FUNCTION once.own(p_row once.intent, p_policy once.scope, p_tenant text, p_scope text, p_key text, p_fingerprint bytea,

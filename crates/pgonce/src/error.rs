@@ -84,6 +84,11 @@ pub enum Error {
     /// The intent made this call before, with another request. Nothing was recorded by this one.
     #[error("the intent made this call before, with another request; nothing was recorded by this one [P4062]")]
     OtherRequest,
+    /// The import is not this importer's any more: somebody took it over. The batch under way is rolled back.
+    #[error(
+        "the import is not this importer's any more: somebody took it over; nothing of the batch under way stays [P4081]"
+    )]
+    ImportLost,
     /// The outcome could not be determined in time: none or one effect. Retrying with the same key is safe.
     #[error(
         "the outcome is not known: the effect is there once or not at all; retry with the same key to learn it ({reason})"
@@ -174,6 +179,7 @@ impl Error {
             Self::JobLost => Some("P4060"),
             Self::CallLost => Some("P4061"),
             Self::OtherRequest => Some("P4062"),
+            Self::ImportLost => Some("P4081"),
             Self::Refused { sqlstate, .. } => Some(sqlstate),
             Self::Database(error) => error.code().map(tokio_postgres::error::SqlState::code),
             _ => None,
@@ -191,6 +197,7 @@ impl From<tokio_postgres::Error> for Error {
             Some("P4060") => Self::JobLost,
             Some("P4061") => Self::CallLost,
             Some("P4062") => Self::OtherRequest,
+            Some("P4081") => Self::ImportLost,
             _ => Self::Database(error),
         }
     }

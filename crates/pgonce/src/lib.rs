@@ -32,6 +32,7 @@ mod claim;
 mod direct;
 mod error;
 mod fingerprint;
+pub mod import;
 mod inbox;
 mod intent;
 mod leased;

@@ -54,6 +54,14 @@ pub(crate) fn worked(queue: &str, end: &'static str, jobs: usize) {
     metrics::counter!("pgonce_jobs_total", "queue" => queue.to_owned(), "end" => end).increment(jobs);
 }
 
+/// Rows of an import, by what became of them, and the way that their batch went.
+pub(crate) fn imported(way: &'static str, applied: u64, skipped: u64, failed: u64) {
+    metrics::counter!("pgonce_import_batches_total", "way" => way).increment(1);
+    for (outcome, rows) in [("applied", applied), ("skipped", skipped), ("failed", failed)] {
+        metrics::counter!("pgonce_import_rows_total", "outcome" => outcome).increment(rows);
+    }
+}
+
 /// Counts of answers by tenant, scope and kind since the last flush.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Mutex<Counts>);

@@ -41,6 +41,13 @@ pub(crate) enum Call {
     InboxFail,
     InboxWait,
     InboxRecover,
+    ImportOpen,
+    ImportHeader,
+    ImportBegin,
+    ImportApply,
+    ImportRecord,
+    ImportEnd,
+    ImportFailures,
     MakeCall,
     CallTake,
     CallHeard,
@@ -149,6 +156,20 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::InboxFail, _) => "SELECT once.inbox_fail($1, $2, $3, $4)",
         (Call::InboxWait, _) => "SELECT once.inbox_wait($1, $2)",
         (Call::InboxRecover, _) => "SELECT count(*) FROM once.inbox_recover($1)",
+        (Call::ImportOpen, _) => {
+            "SELECT verdict, job, claim_id, run, next_row, next_offset, next_line, applied, skipped, failed, owner, lease_ms \
+             FROM once.import_open($1, $2, $3, $4, $5, $6, $7, $8::text::interval, $9, $10, $11)"
+        }
+        (Call::ImportHeader, _) => "SELECT once.import_header($1, $2, $3)",
+        (Call::ImportBegin, _) => "SELECT once.import_begin($1, $2)",
+        (Call::ImportApply, _) => {
+            "SELECT n, outcome, reason, message FROM once.import_apply($1, $2, $3, $4, $5, $6, $7, $8)"
+        }
+        (Call::ImportRecord, _) => {
+            "SELECT once.import_record($1, $2, $3, $4, $5, $6, $7::text::interval, $8, $9, $10, $11, $12, $13, $14, $15)"
+        }
+        (Call::ImportEnd, _) => "SELECT once.import_end($1, $2, $3, $4)",
+        (Call::ImportFailures, _) => "SELECT row, line, code, message, input FROM once.import_failures($1, $2, $3, $4)",
         (Call::MakeCall, _) => {
             "SELECT once.call(p_provider => $1, p_operation => $2, p_path => $3, p_body => $4, p_method => $5, \
              p_headers => $6, p_scope => $7, p_key => $8, p_ordinal => $9, p_tenant => $10, p_body_bytes => $11, \
@@ -310,6 +331,50 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::InboxFail => &[Type::INT8, Type::UUID, Type::BOOL, Type::TEXT],
         Call::InboxWait => &[Type::INT8, Type::UUID],
         Call::InboxRecover => &[Type::INT4],
+        Call::ImportOpen => &[
+            Type::BYTEA,
+            Type::INT8,
+            Type::JSONB,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::UUID,
+            Type::BOOL,
+            Type::TEXT,
+        ],
+        Call::ImportHeader => &[Type::INT8, Type::UUID, Type::BYTEA],
+        Call::ImportBegin => &[Type::INT8, Type::UUID],
+        Call::ImportApply => &[
+            Type::INT4,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT8,
+            Type::TEXT,
+        ],
+        Call::ImportRecord => &[
+            Type::INT8,
+            Type::UUID,
+            Type::INT8,
+            Type::INT8,
+            Type::INT8,
+            Type::INT8,
+            Type::TEXT,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::BYTEA_ARRAY,
+        ],
+        Call::ImportEnd => &[Type::INT8, Type::UUID, Type::TEXT, Type::TEXT],
+        Call::ImportFailures => &[Type::INT8, Type::UUID, Type::INT8, Type::INT4],
         Call::MakeCall => &[
             Type::TEXT,
             Type::TEXT,

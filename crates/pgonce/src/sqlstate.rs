@@ -57,6 +57,8 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4061", Verdict::Lost),  // another worker has the call
     ("P4062", Verdict::Final), // a call with another request
     ("P4063", Verdict::Final), // a call that cannot be made
+    ("P4080", Verdict::Final),
+    ("P4081", Verdict::Lost), // an import was taken over
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data

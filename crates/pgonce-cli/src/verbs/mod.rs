@@ -6,6 +6,8 @@ pub mod consume;
 pub mod demo;
 pub mod doctor;
 pub mod gateway;
+pub mod import;
+pub mod imports;
 pub mod inbox;
 pub mod intents;
 pub mod migrate;

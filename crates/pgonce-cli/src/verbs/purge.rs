@@ -69,6 +69,7 @@ struct Gone {
     intents: i64,
     inbox: i64,
     calls: i64,
+    imports: i64,
     /// `None` where that was not looked at.
     segments: Option<i64>,
     files: Vec<PathBuf>,
@@ -113,7 +114,9 @@ pub async fn run(options: Options, extent: Extent, url: &str, out: Out) -> anyho
         }
     }
     if extent == Extent::Everything && !gone.interrupted && options.limit.is_none() {
-        gone.calls = calls(&client, options.batch).await.context("the rows are purged; calls were not looked at")?;
+        let all = async |sql: &str| forgotten(&client, sql, options.batch).await;
+        gone.calls = all("SELECT to_jsonb(once.purge_calls($1))").await.context("calls were not looked at")?;
+        gone.imports = all("SELECT to_jsonb(once.purge_imports($1))").await.context("imports were not looked at")?;
     }
     spinner.finish_and_clear();
     let rotated = match extent {
@@ -134,6 +137,7 @@ fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
         if extent == Extent::Everything {
             all["inbox_purged"] = gone.inbox.into();
             all["calls_purged"] = gone.calls.into();
+            all["imports_purged"] = gone.imports.into();
             all["segments_emptied"] = gone.segments.into();
         }
         return Ok(out.value(&all)?);
@@ -147,6 +151,9 @@ fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
     }
     if gone.calls > 0 {
         out.line(&format!("purged {} calls", gone.calls))?;
+    }
+    if gone.imports > 0 {
+        out.line(&format!("purged {} records of imports", gone.imports))?;
     }
     if let Some(segments @ 1..) = gone.segments {
         out.line(&format!("emptied {segments} segments of the outbox"))?;
@@ -162,12 +169,12 @@ async fn inbox_batch(client: &Client, size: i32) -> anyhow::Result<i64> {
     Ok(gone.as_i64().unwrap_or(0))
 }
 
-/// Settled calls that their provider's retention is over for.
-async fn calls(client: &Client, batch: i64) -> anyhow::Result<i64> {
+/// What a function removes, a batch a call, until nothing is left.
+async fn forgotten(client: &Client, sql: &str, batch: i64) -> anyhow::Result<i64> {
     let size = i32::try_from(batch).unwrap_or(i32::MAX);
     let mut total = 0;
     loop {
-        let gone = database::json_row(client, "SELECT to_jsonb(once.purge_calls($1))", &[(&size, Type::INT4)]).await?;
+        let gone = database::json_row(client, sql, &[(&size, Type::INT4)]).await?;
         match gone.as_i64().unwrap_or(0) {
             0 => return Ok(total),
             rows => total += rows,

@@ -2,6 +2,7 @@
 
 mod calls;
 mod data;
+mod imports;
 mod inbox;
 mod keys;
 mod outbox;
@@ -123,6 +124,7 @@ async fn examine(client: &Client, options: &Options) -> Vec<Finding> {
         add("inbox", inbox::standing(client).await);
         add("dedup", inbox::dedup(client, options.broker_retention).await);
         add("calls", calls::examine(client).await);
+        add("imports", imports::standing(client).await);
         add("keys", keys::examine(client).await);
     }
     findings
