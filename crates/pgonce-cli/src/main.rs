@@ -63,6 +63,9 @@ enum Verb {
     /// See stored messages, and put back what is parked
     #[command(subcommand)]
     Inbox(verbs::inbox::Command),
+    /// Double entry: install the ledger, prove it, see accounts, take postings back
+    #[command(subcommand)]
+    Ledger(verbs::ledger::Command),
     /// Remove intents and inbox records that are past their window, and empty the outbox's old segments
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
@@ -130,6 +133,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,
+        Verb::Ledger(command) => verbs::ledger::run(command, &database::needed(url)?, out).await,
         Verb::Purge(options) => {
             verbs::purge::run(options, verbs::purge::Extent::Everything, &database::needed(url)?, out).await
         }

@@ -34,6 +34,7 @@ mod fingerprint;
 mod inbox;
 mod intent;
 mod leased;
+pub mod ledger;
 pub mod migrate;
 mod observe;
 mod once;

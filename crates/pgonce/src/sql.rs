@@ -39,10 +39,13 @@ pub(crate) enum Call {
     InboxFail,
     InboxWait,
     InboxRecover,
+    LedgerPost,
+    LedgerReverse,
+    LedgerOpen,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = 33;
+    pub(crate) const COUNT: usize = 36;
 }
 
 /// The statement. A composite comes back as one value, which is cheapest; a pooler in transaction mode
@@ -115,6 +118,13 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::InboxFail, _) => "SELECT once.inbox_fail($1, $2, $3, $4)",
         (Call::InboxWait, _) => "SELECT once.inbox_wait($1, $2)",
         (Call::InboxRecover, _) => "SELECT count(*) FROM once.inbox_recover($1)",
+        (Call::LedgerPost, _) => {
+            "SELECT posting_id, kind, accounts, balances FROM once_ledger.post($1, $2, $3, $4, $5, $6, $7, $8)"
+        }
+        (Call::LedgerReverse, _) => {
+            "SELECT posting_id, kind, accounts, balances FROM once_ledger.reverse($1, $2, $3, $4, $5, $6)"
+        }
+        (Call::LedgerOpen, _) => "SELECT once_ledger.open_account($1, $2, $3, $4, $5)",
     }
 }
 
@@ -224,6 +234,18 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::InboxFail => &[Type::INT8, Type::UUID, Type::BOOL, Type::TEXT],
         Call::InboxWait => &[Type::INT8, Type::UUID],
         Call::InboxRecover => &[Type::INT4],
+        Call::LedgerPost => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT,
+            Type::BOOL,
+            Type::TEXT,
+        ],
+        Call::LedgerReverse => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::LedgerOpen => &[Type::TEXT, Type::TEXT, Type::INT8, Type::TEXT, Type::TEXT],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
         Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[

@@ -52,6 +52,13 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4071", Verdict::Lost),  // a relay's lane was taken over
     ("P4050", Verdict::Final),
     ("P4051", Verdict::Lost),
+    ("P4090", Verdict::Final), // cannot be posted
+    ("P4091", Verdict::Final), // does not balance
+    ("P4092", Verdict::Final), // no such account, or of another currency
+    ("P4093", Verdict::Final), // beyond an overdraft
+    ("P4094", Verdict::Final), // the operation was posted with other entries
+    ("P4095", Verdict::Final), // cannot be reversed
+    ("P4096", Verdict::Final), // the ledger is never changed
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data

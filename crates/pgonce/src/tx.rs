@@ -121,6 +121,16 @@ impl Tx {
         Ok(connection.call(Call::Emit, &parameters).await?.try_get(0)?)
     }
 
+    /// Posts to the ledger (`pgonce ledger install`), for the intent's tenant: it is there if and only if this transaction
+    /// commits, once for its source and operation. Several in one transaction: in the order of their accounts in every
+    /// transaction, or two of them may wait for each other and one is run again (40P01).
+    ///
+    /// # Errors
+    /// P4090 to P4094, see docs/reference/errors.md; nothing was posted.
+    pub async fn post(&self, posting: &crate::ledger::Posting) -> Result<crate::ledger::Posted, crate::Error> {
+        crate::ledger::post_on(&self.0.connection, &self.0.name.tenant, posting).await
+    }
+
     /// Whether relays have something to do once this has committed.
     pub(crate) fn emitted(&self) -> bool {
         self.0.emitted.load(Ordering::Relaxed)

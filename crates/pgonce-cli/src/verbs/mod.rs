@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod gateway;
 pub mod inbox;
 pub mod intents;
+pub mod ledger;
 pub mod migrate;
 pub mod outbox;
 pub mod purge;
