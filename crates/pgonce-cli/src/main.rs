@@ -4,6 +4,7 @@
 
 mod config;
 mod database;
+mod decision;
 #[cfg(feature = "failpoints")]
 mod failpoints;
 mod metrics;

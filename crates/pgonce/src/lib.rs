@@ -61,7 +61,7 @@ pub use inbox::{
 pub use intent::Intent;
 pub use leased::Lease;
 pub use once::{Once, PoolStatus};
-pub use outbox::{Event, Signals, emit};
+pub use outbox::{Event, Signals, emit, emit_batch};
 pub use outcome::{Answered, Decision, Outcome};
 pub use retry::RetryPolicy;
 pub use settings::Settings;

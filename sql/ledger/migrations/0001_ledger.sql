@@ -67,11 +67,11 @@ CREATE TYPE once_ledger.batch_group AS (ordinal int, source text, operation text
     accounts text[], amounts bigint[], currencies text[], entries_hash bytea);
 
 -- History is not changed, not even by its owner, short of disabling this.
-CREATE FUNCTION once_ledger.immutable() RETURNS trigger LANGUAGE plpgsql AS '
+CREATE FUNCTION once_ledger.immutable() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION ''the ledger is never changed'' USING ERRCODE = ''P4096'',
-        DETAIL = ''Nothing was changed.'', HINT = ''Correct it by a new posting: once_ledger.reverse.'';
-END';
+    RAISE EXCEPTION 'the ledger is never changed' USING ERRCODE = 'P4096',
+        DETAIL = 'Nothing was changed.', HINT = 'Correct it by a new posting: once_ledger.reverse.';
+END $$;
 CREATE TRIGGER immutable BEFORE UPDATE OR DELETE OR TRUNCATE ON once_ledger.posting EXECUTE FUNCTION once_ledger.immutable();
 CREATE TRIGGER immutable BEFORE UPDATE OR DELETE OR TRUNCATE ON once_ledger.entry EXECUTE FUNCTION once_ledger.immutable();
 CREATE TRIGGER immutable BEFORE UPDATE OF id, opened_at, side, currency, tenant, account OR DELETE OR TRUNCATE
