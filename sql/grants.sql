@@ -4,7 +4,8 @@ DO $$
 DECLARE
     v_app text[] := ARRAY['claim', 'peek', 'succeed', 'fail', 'record_failure', 'renew', 'release', 'resolve', 'doubt',
         'claim_batch', 'peek_batch', 'succeed_batch', 'renew_batch',
-        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'scope_rules', 'try_lock', 'tally', 'schema_version', 'emit',
+        'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'scope_rules', 'try_lock', 'tally', 'schema_version', 'emit', 'emit_batch',
+        'count_uncertain',
         'admit', 'admit_batch', 'note_result', 'advance', 'baseline', 'define_consumer', 'receive', 'receive_batch',
         'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover',
         'define_queue', 'enqueue', 'enqueue_batch', 'take', 'finish', 'finish_batch', 'retry', 'retry_batch', 'bury', 'bury_batch',

@@ -53,6 +53,44 @@ pub async fn emit(arguments: &Arguments, url: &str) -> Result<()> {
         }
     }
     report("emit, 8 connections, one a transaction (ratio to a bare insert of the same row)", &series);
+    emit_many(arguments, url).await
+}
+
+const BARE_MANY: &str = "INSERT INTO bench.bare (at, message_id, tenant, topic, type, ordering_key, payload)
+    SELECT clock_timestamp(), gen_random_uuid(), '', 'orders', 'order.created', m.key, m.payload
+    FROM unnest($1::text[], $2::jsonb[]) m (key, payload)";
+const EMIT_MANY: &str =
+    "SELECT count(*) FROM once.emit_batch(array_fill('orders'::text, ARRAY[cardinality($1::text[])]),
+    array_fill('order.created'::text, ARRAY[cardinality($1)]), $2::jsonb[], $1)";
+/// Messages of a batch.
+const MANY: usize = 100;
+
+/// `emit_batch` against a bare insert of as many rows.
+async fn emit_many(arguments: &Arguments, url: &str) -> Result<()> {
+    let names = ["bare insert of many rows", "once.emit_batch"];
+    let mut series = names.map(|name| Series { name: name.to_owned(), rates: Vec::new() });
+    for _ in 0..arguments.rounds {
+        for (kind, one) in series.iter_mut().enumerate() {
+            let got = rate(8, arguments.window(), async |worker| {
+                let client = client(url).await?;
+                let statement = client.prepare([BARE_MANY, EMIT_MANY][kind]).await?;
+                let work = Arc::new((client, statement, vec![format!("order-{worker}"); MANY], vec![body(); MANY]));
+                Ok(move || {
+                    let work = Arc::clone(&work);
+                    async move {
+                        let (client, statement, keys, payloads) = &*work;
+                        client.execute(statement, &[keys, payloads]).await?;
+                        Ok(())
+                    }
+                })
+            });
+            one.rates.push(got.await? * MANY as f64);
+        }
+    }
+    report(
+        &format!("emit, messages/s in batches of {MANY}, 8 connections (ratio to a bare insert of many rows)"),
+        &series,
+    );
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 
 mod config;
 mod database;
+mod decision;
 #[cfg(feature = "failpoints")]
 mod failpoints;
 mod metrics;
@@ -73,6 +74,9 @@ enum Verb {
     /// See calls of providers, what was said about each, and settle what nobody else can
     #[command(subcommand)]
     Calls(verbs::calls::Command),
+    /// Double entry: install the ledger, prove it, see accounts, take postings back
+    #[command(subcommand)]
+    Ledger(verbs::ledger::Command),
     /// Remove intents and inbox records that are past their window, and empty the outbox's old segments
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
@@ -144,6 +148,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,
         Verb::Reconcile(options) => verbs::reconcile::run(options, &database::needed(url)?, out).await,
         Verb::Calls(command) => verbs::calls::run(command, &database::needed(url)?, out).await,
+        Verb::Ledger(command) => verbs::ledger::run(command, &database::needed(url)?, out).await,
         Verb::Purge(options) => {
             verbs::purge::run(options, verbs::purge::Extent::Everything, &database::needed(url)?, out).await
         }

@@ -627,6 +627,32 @@ fn wrong_use_is_told_apart() {
     assert!(ran.stderr.contains("error:") && !ran.stderr.contains("hidden"), "{ran:#?}");
 }
 
+/// In a container nobody may be $USER: no decision is made in the name of nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decision_needs_somebody() {
+    let db = TestDb::new().await;
+    go_stale(&db.client().await, "s", "k").await;
+    let decisions: [&[&str]; 4] = [
+        &["intents", "settle", "k", "--scope", "s", "--verdict", "retry", "--reason", "r"],
+        &["inbox", "replay", "--consumer", "c", "--reason", "r"],
+        &["outbox", "adopt", "--reason", "r"],
+        &["outbox", "replay", "--sink", "stdout:", "--reason", "r"],
+    ];
+    for (args, user) in decisions.iter().flat_map(|args| [None, Some(" ")].map(|user| (args, user))) {
+        let dir = temp_dir();
+        let mut bare = command(dir.path());
+        bare.env("DATABASE_URL", db.direct_url()).env_remove("USER").args(*args);
+        if let Some(user) = user {
+            bare.env("USER", user);
+        }
+        let ran = common::Ran::from(bare.output().unwrap());
+        assert!(ran.code == 2 && ran.stderr.contains("--actor"), "{args:?} {user:?}: {ran:#?}");
+    }
+    assert_eq!(count(&db.client().await, "once.audit").await, 0);
+    let named = ["intents", "settle", "k", "--scope", "s", "--verdict", "retry", "--reason", "r", "--actor", "anna"];
+    pgonce(db.direct_url(), &named).done();
+}
+
 /// What the gateway is told is checked before anything is served, and told by its line.
 #[test]
 fn the_gateway_tells_what_is_wrong_with_its_configuration() {

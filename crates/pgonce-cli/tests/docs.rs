@@ -59,6 +59,9 @@ fn lines(block: &str) -> impl Iterator<Item = String> {
 }
 
 async fn run_sql(db: &TestDb, sql: &str, name: &str) -> String {
+    if sql.contains("once_ledger.") {
+        install_ledger(db).await;
+    }
     let mut child = Command::new(psql())
         .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", db.direct_url()])
         .stdin(Stdio::piped())
@@ -75,6 +78,18 @@ async fn run_sql(db: &TestDb, sql: &str, name: &str) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{name}: {said}");
     said
+}
+
+async fn install_ledger(db: &TestDb) {
+    let mut client = pgonce::migrate::connect(db.direct_url()).await.unwrap();
+    pgonce::migrate::install_ledger(&mut client, false).await.unwrap();
+}
+
+/// What the lines about the ledger speak of.
+async fn prepare_ledger(db: &TestDb) {
+    install_ledger(db).await;
+    let sql = "SELECT once_ledger.post('billing', 'invoice-78', '{cash,sales}', '{300,-300}', '{EUR}', p_open => true)";
+    db.client().await.batch_execute(sql).await.unwrap();
 }
 
 fn start(db: &TestDb, line: &str) -> Child {
@@ -185,6 +200,9 @@ async fn every_pgonce_line_runs() {
             if line.starts_with("pgonce outbox ") {
                 prepare_outbox(&db).await;
             }
+            if line.starts_with("pgonce ledger ") && !line.contains(" install") {
+                prepare_ledger(&db).await;
+            }
             // Nothing is in the outbox here: no page sends anything to the hosts that it names.
             run_line(&db, &line, &name).await;
         }
@@ -202,6 +220,7 @@ async fn pages_are_walked_from_top_to_bottom() {
             r#""type":"order.changed","datacontenttype":"application/json","data":{"order": 1, "amount": 2499}"#,
         ),
         ("guides/outbox.md", "pgonce relay", r#""type":"parcel.packed""#),
+        ("guides/ledger.md", "pgonce ledger verify", "6 accounts are the sums of their 10 entries"),
         ("guides/consumers.md", "pgonce inbox status", "processed"),
     ] {
         let path = root().join(if ending == "README.md" { ending.to_owned() } else { format!("docs/{ending}") });
@@ -250,6 +269,7 @@ fn the_reference_knows_every_function_and_view_that_is_granted() {
     let grants = std::fs::read_to_string(root().join("sql/grants.sql")).unwrap();
     let page = std::fs::read_to_string(root().join("docs/reference/sql.md")).unwrap();
     let mut count = 0;
+    let grants = grants + &std::fs::read_to_string(root().join("sql/ledger/grants.sql")).unwrap();
     for name in between(&grants, "text[] := ARRAY[", ']').flat_map(|list| list.split('\'').skip(1).step_by(2)) {
         assert!(page.contains(&format!("`{name}(")) || page.contains(&format!("`{name}`")), "{name}");
         count += 1;

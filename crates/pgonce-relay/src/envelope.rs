@@ -40,6 +40,39 @@ pub struct Encoded {
 
 const STRUCTURED: &str = "application/cloudevents+json";
 
+/// Beginnings of headers that are not the emitter's to set; `once.is_reserved_header` has the same list.
+const RESERVED_PREFIXES: [&str; 7] = ["ce-", "ce_", "cloudevents", "pgonce-", "nats-", "webhook-", "proxy-"];
+/// And whole names.
+const RESERVED_NAMES: [&str; 19] = [
+    "authorization",
+    "bcc",
+    "cc",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "expect",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "payload",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-death",
+    "x-delay",
+];
+
+/// Whether a header belongs to the event (a tenant, an id), the broker or the request, and so not to whoever emits.
+/// `once.emit` refuses it; what is in a log from before that is not sent.
+#[must_use]
+pub fn is_reserved(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || RESERVED_NAMES.contains(&name.as_str())
+}
+
 /// The attributes of a message beside its payload: CloudEvents' own, then extensions.
 fn attributes(message: &Message) -> Vec<(&'static str, String)> {
     let mut all = vec![
@@ -72,8 +105,8 @@ impl Envelope {
     /// The message in this form; `prefix` is the protocol's for CloudEvents attributes.
     #[must_use]
     pub fn encode(self, message: &Message, prefix: &str) -> Encoded {
-        let mut headers: Vec<(String, String)> =
-            message.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        let own = message.headers.iter().filter(|(name, _)| !is_reserved(name));
+        let mut headers: Vec<(String, String)> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
         match self {
             Self::Structured => Encoded { content_type: STRUCTURED, headers, body: structured(message).into() },
             Self::Binary => {
@@ -212,6 +245,37 @@ mod tests {
         let named = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
         assert!(event.keys().all(|name| named(name) && name.len() <= 20), "names of attributes: {event:?}");
         assert!(std::str::from_utf8(&encoded.body).is_ok_and(|text| text.contains("12345678901234567890123.10")));
+    }
+
+    #[test]
+    fn headers_that_pass_for_something_else_do_not_travel() {
+        for name in
+            ["ce-tenant", "ce_id", "cloudevents:tenant", "pgonce-tenant", "nats-msg-id", "content-length", "BCC"]
+        {
+            let mut message = message();
+            message.headers.insert(name.to_owned(), "mallory".to_owned());
+            for envelope in [Envelope::Binary, Envelope::Structured, Envelope::Plain] {
+                let encoded = envelope.encode(&message, "ce-");
+                assert!(encoded.headers.iter().all(|(_, value)| value != "mallory"), "{name} {envelope:?}");
+                let read = decode(Some(encoded.content_type), encoded.headers, encoded.body);
+                assert_eq!(read.tenant, "acme", "{name} {envelope:?}");
+            }
+        }
+    }
+
+    /// One list here, one in SQL.
+    #[test]
+    fn emit_refuses_what_is_not_sent() {
+        const FILE: &str = include_str!("../../../sql/functions/outbox/is_reserved_header.sql");
+        let (_, rest) = FILE.split_once("~ '^(").expect("the prefixes");
+        let (prefixes, rest) = rest.split_once(")'").expect("their end");
+        assert_eq!(prefixes.split('|').collect::<Vec<_>>(), RESERVED_PREFIXES);
+        let (_, names) = rest.split_once("ARRAY[").expect("the names");
+        let names: Vec<&str> = names.split('\'').skip(1).step_by(2).collect();
+        assert_eq!(names, RESERVED_NAMES);
+        assert!(
+            is_reserved("Ce-Tenant") && is_reserved("X-Death") && !is_reserved("traceparent") && !is_reserved("cert")
+        );
     }
 
     #[test]

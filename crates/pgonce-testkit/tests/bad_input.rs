@@ -374,6 +374,57 @@ async fn answers_over_16_mib() {
     assert_eq!(usize::try_from(kept).unwrap(), limit, "16 MiB themselves are kept");
 }
 
+/// What stands beside the body has its limits, too.
+#[tokio::test]
+async fn answers_over_the_limits_of_what_is_beside_the_body() {
+    let victim = Victim::new().await;
+    let held = format!("{MARK} held");
+    for (what, part, over, within) in [
+        ("headers", "p_response_headers => jsonb_build_object('h', $3::text)", 262_144, 262_000),
+        ("a result's type", "p_result_type => $3, p_result_id => 'i'", 256, 255),
+        ("a result's id", "p_result_type => 't', p_result_id => $3", 1025, 1024),
+    ] {
+        let succeed = format!("SELECT once.succeed('plain', $1, $2, {part})");
+        let told = victim.client.execute(&succeed, &[&held, &victim.held, &long(over)]).await;
+        victim.refused(what, "P4005", told).await;
+        if what == "headers" {
+            let fail = format!("SELECT once.fail('plain', $1, $2, true, 'code', 'message', {part})");
+            let told = victim.client.execute(&fail, &[&held, &victim.held, &long(over)]).await;
+            victim.refused("the headers of a failure", "P4005", told).await;
+        }
+        let settle = format!("SELECT once.settle('plain', $1, 'succeeded', 'me', $2::uuid::text, {part})");
+        let failed = format!("{MARK} failed");
+        let told = victim.client.execute(&settle, &[&failed, &victim.held, &long(over)]).await;
+        victim.refused("a decision with it", "P4005", told).await;
+        victim.client.batch_execute("BEGIN").await.unwrap();
+        victim.client.execute(&succeed, &[&held, &victim.held, &long(within)]).await.unwrap();
+        victim.client.batch_execute("ROLLBACK").await.unwrap();
+    }
+}
+
+/// A flag that is NULL is neither: nothing is guessed.
+#[tokio::test]
+async fn flags_that_say_nothing() {
+    let victim = Victim::new().await;
+    let id = victim.held;
+    for call in [
+        format!("once.fail('plain', '{MARK} held', '{id}', NULL, 'code', 'message')"),
+        format!("once.record_failure('plain', '{MARK} new', sha256('x'), NULL, 'code')"),
+        format!("once.inbox_fail(1, '{id}', NULL, 'error')"),
+        "once.purge(10, NULL)".into(),
+        "once.purge_rows(10, NULL)".into(),
+        "once.inbox_replay('c', 'me', 'why', p_dry_run => NULL)".into(),
+        "once.open_sink('s', p_from_now => NULL)".into(),
+        "once.resume_held('s', NULL, 'me', 'why', NULL)".into(),
+        "once.resume_sink('s', 'me', 'why', NULL)".into(),
+        "once.ask_replay('s', '{}', 'me', 'why', p_dry_run => NULL)".into(),
+        format!("once.record_replay(1, '{id}', 1, 1, NULL)"),
+    ] {
+        let told = victim.client.execute(&format!("SELECT {call}"), &[]).await;
+        victim.refused(&call, "P4020", told).await;
+    }
+}
+
 /// What a claim refuses comes out of the crate without what was sent, too.
 #[tokio::test]
 async fn the_crate_tells_nothing_either() {

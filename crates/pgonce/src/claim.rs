@@ -125,6 +125,20 @@ pub struct Answer {
     pub result_id: Option<String>,
 }
 
+impl Answer {
+    /// Whether it is within the limits of `once.answer_fits` whatever the database makes of its headers: jsonb takes up to
+    /// six times the text. What is not is the functions' to take or to refuse (P4005).
+    pub(crate) fn surely_fits(&self) -> bool {
+        const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
+        const HEADERS_TEXT_BYTES_MAX: usize = 32 * 1024;
+        let within = |text: &Option<String>, bytes_max| text.as_ref().is_none_or(|text| text.len() <= bytes_max);
+        self.body.as_ref().is_none_or(|body| body.len() <= BODY_BYTES_MAX)
+            && self.headers.as_ref().is_none_or(|headers| headers.to_string().len() <= HEADERS_TEXT_BYTES_MAX)
+            && within(&self.result_type, 255)
+            && within(&self.result_id, 1024)
+    }
+}
+
 /// Claims an intent in the caller's transaction.
 ///
 /// # Errors

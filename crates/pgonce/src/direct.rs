@@ -15,8 +15,6 @@ use crate::sql::{Call, ClaimRow};
 
 /// How long a scope's rules are taken as read: a change reaches direct callers within it.
 const POLICY_AGE_MAX: Duration = Duration::from_secs(5);
-/// The largest answer that is kept: `once.succeed` has the same limit.
-pub(crate) const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How many scopes' rules are remembered.
 const POLICIES_MAX: usize = 10_000;
 

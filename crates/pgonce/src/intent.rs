@@ -106,10 +106,15 @@ impl<'a> Intent<'a> {
             key_hash = %key_hash(&self.name.key),
             retry_attempt_count = tracing::field::Empty,
             deduplication_decision = tracing::field::Empty,
+            lock_wait_time_ms = tracing::field::Empty,
         )
     }
 
     pub(crate) fn observed(&self, row: ClaimRow, took: Duration) -> Result<Claim, Error> {
+        if let Some(wait) = row.waited_ms.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis) {
+            tracing::Span::current().record("lock_wait_time_ms", row.waited_ms);
+            observe::waited(wait);
+        }
         let claim = Claim::read(self.name.clone(), row)?;
         self.count(kind_of(&claim), took);
         Ok(claim)

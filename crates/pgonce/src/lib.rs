@@ -36,6 +36,7 @@ pub mod import;
 mod inbox;
 mod intent;
 mod leased;
+pub mod ledger;
 pub mod migrate;
 mod observe;
 mod once;
@@ -64,7 +65,7 @@ pub use inbox::{
 pub use intent::Intent;
 pub use leased::Lease;
 pub use once::{Once, PoolStatus};
-pub use outbox::{Event, Signals, emit};
+pub use outbox::{Event, Signals, emit, emit_batch};
 pub use outcome::{Answered, Decision, Outcome};
 pub use queue::{Job, JobTx, Looked, NewJob, Queue, Unique, Worker, enqueue};
 pub use retry::RetryPolicy;

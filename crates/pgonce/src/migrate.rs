@@ -1,14 +1,27 @@
-//! The schema `once`: applied, checked and described. All of `sql/` is in the binary.
+//! The schema `once`, and `once_ledger` where it was asked for: applied, checked and described. All of `sql/` is in
+//! the binary.
 
 use include_dir::{Dir, include_dir};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, GenericClient, Transaction};
 
 use crate::Error;
 use crate::settings::Settings;
 
 static SQL: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../sql");
+
+/// A schema and the folder of `sql/` that it is made from.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    schema: &'static str,
+    folder: &'static str,
+    /// Run first: who owns it, and the table of its migrations.
+    begin: &'static str,
+}
+
+const ONCE: Part = Part { schema: "once", folder: "", begin: "roles.sql" };
+const LEDGER: Part = Part { schema: "once_ledger", folder: "ledger/", begin: "ledger/schema.sql" };
 
 /// One numbered step of the schema.
 #[derive(Debug, Clone, Serialize)]
@@ -28,6 +41,8 @@ pub struct Migration {
 /// A migration and whether the database has it.
 #[derive(Debug, Clone, Serialize)]
 pub struct MigrationStatus {
+    /// Its schema: `once`, or `once_ledger` where that is installed.
+    pub schema: &'static str,
     /// Its number.
     pub version: i32,
     /// Its name.
@@ -49,10 +64,14 @@ pub struct Report {
     pub dry_run: bool,
 }
 
-/// The migrations in this binary, oldest first. A file that begins with `-- breaking` is breaking.
+/// The migrations of the schema `once` in this binary, oldest first. A file that begins with `-- breaking` is breaking.
 #[must_use]
 pub fn migrations() -> Vec<Migration> {
-    let mut all: Vec<Migration> = files("migrations")
+    migrations_of(ONCE)
+}
+
+fn migrations_of(part: Part) -> Vec<Migration> {
+    let mut all: Vec<Migration> = files(part, "migrations")
         .into_iter()
         .filter_map(|(path, text)| {
             let stem = path.rsplit('/').next()?.strip_suffix(".sql")?;
@@ -70,10 +89,20 @@ pub fn migrations() -> Vec<Migration> {
     all
 }
 
-/// The functions in this binary: name, and the body that `pg_proc.prosrc` must equal.
+/// The functions of the schema `once` in this binary: name, and the body that `pg_proc.prosrc` must equal.
 #[must_use]
 pub fn function_bodies() -> Vec<(String, String)> {
-    files("functions")
+    bodies_of(ONCE)
+}
+
+/// The same of the schema `once_ledger`.
+#[must_use]
+pub fn ledger_function_bodies() -> Vec<(String, String)> {
+    bodies_of(LEDGER)
+}
+
+fn bodies_of(part: Part) -> Vec<(String, String)> {
+    files(part, "functions")
         .into_iter()
         .filter_map(|(path, text)| {
             let name = path.rsplit('/').next()?.strip_suffix(".sql")?.to_owned();
@@ -86,7 +115,7 @@ pub fn function_bodies() -> Vec<(String, String)> {
         .collect()
 }
 
-fn files(folder: &str) -> Vec<(String, &'static str)> {
+fn files(part: Part, folder: &str) -> Vec<(String, &'static str)> {
     fn walk(dir: &'static Dir<'static>, found: &mut Vec<(String, &'static str)>) {
         for file in dir.files() {
             if let (Some(path), Some(text)) = (file.path().to_str(), file.contents_utf8()) {
@@ -98,7 +127,7 @@ fn files(folder: &str) -> Vec<(String, &'static str)> {
         }
     }
     let mut found = Vec::new();
-    if let Some(dir) = SQL.get_dir(folder) {
+    if let Some(dir) = SQL.get_dir(format!("{}{folder}", part.folder)) {
         walk(dir, &mut found);
     }
     found.sort();
@@ -130,53 +159,32 @@ pub async fn connect(url: &str) -> Result<Client, Error> {
 }
 
 /// Brings the schema to this binary's version, in one transaction, under a lock, so that any number may
-/// start at once. Migrations that are applied stay; functions, views and grants are put in place anew.
+/// start at once. Migrations that are applied stay; functions, views and grants are put in place anew. The ledger comes
+/// along where it is installed.
 ///
 /// # Errors
 /// `Error::Schema` where the database is newer than this binary, or an applied migration was changed.
 pub async fn apply(client: &mut Client, dry_run: bool) -> Result<Report, Error> {
+    bring_all(client, dry_run, false).await
+}
+
+/// The same, and installs the ledger.
+///
+/// # Errors
+/// As [`apply`].
+pub async fn install_ledger(client: &mut Client, dry_run: bool) -> Result<Report, Error> {
+    bring_all(client, dry_run, true).await
+}
+
+async fn bring_all(client: &mut Client, dry_run: bool, with_ledger: bool) -> Result<Report, Error> {
     let transaction = client.transaction().await?;
     // Also against another pgonce's DDL: held to the end of this transaction.
     transaction.batch_execute("SET LOCAL lock_timeout = '60s'; SELECT pg_advisory_xact_lock(7306, 1)").await?;
-    transaction.batch_execute(file("roles.sql")).await?;
-    let known = migrations();
-    let newest = known.last().map_or(0, |migration| migration.version);
-    let rows =
-        transaction.query("SELECT version, checksum, breaking FROM once.migration ORDER BY version", &[]).await?;
     let mut report = Report { applied: Vec::new(), functions: 0, dry_run };
-    for row in &rows {
-        let (version, checksum): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
-        if version > newest {
-            return Err(Error::Schema(format!(
-                "the schema is at version {version}, newer than this pgonce knows ({newest}): its functions would be replaced by older ones. Use the newer binary."
-            )));
-        }
-        if known.iter().any(|migration| migration.version == version && migration.checksum != checksum) {
-            return Err(Error::Schema(format!(
-                "migration {version} was applied with another text than this binary has: this is not a schema it can go on from"
-            )));
-        }
+    bring(&transaction, ONCE, &mut report).await?;
+    if with_ledger || is_installed(&transaction, LEDGER).await? {
+        bring(&transaction, LEDGER, &mut report).await?;
     }
-    for migration in &known {
-        if rows.iter().any(|row| row.get::<_, i32>(0) == migration.version) {
-            continue;
-        }
-        transaction.batch_execute(migration.text).await?;
-        transaction
-            .execute(
-                "INSERT INTO once.migration (version, name, checksum, breaking) VALUES ($1, $2, $3, $4)",
-                &[&migration.version, &migration.name, &migration.checksum, &migration.breaking],
-            )
-            .await?;
-        report.applied.push(format!("{:04}_{}", migration.version, migration.name));
-    }
-    // Functions call each other: their bodies are checked when they run, by the tests.
-    transaction.batch_execute("SET LOCAL check_function_bodies = off").await?;
-    for (_, text) in files("functions").into_iter().chain(files("views")) {
-        transaction.batch_execute(text).await?;
-        report.functions += 1;
-    }
-    transaction.batch_execute(file("grants.sql")).await?;
     if dry_run {
         transaction.rollback().await?;
     } else {
@@ -185,17 +193,71 @@ pub async fn apply(client: &mut Client, dry_run: bool) -> Result<Report, Error> 
     Ok(report)
 }
 
+async fn is_installed(client: &impl GenericClient, part: Part) -> Result<bool, Error> {
+    // By the catalog: to_regclass would refuse a role that may not use the schema.
+    let sql =
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1 AND c.relname = 'migration')";
+    Ok(client.query_one(sql, &[&part.schema]).await?.try_get(0)?)
+}
+
+async fn bring(transaction: &Transaction<'_>, part: Part, report: &mut Report) -> Result<(), Error> {
+    let schema = part.schema;
+    transaction.batch_execute(file(part.begin)).await?;
+    let known = migrations_of(part);
+    let newest = known.last().map_or(0, |migration| migration.version);
+    let sql = format!("SELECT version, checksum FROM {schema}.migration ORDER BY version");
+    let rows = transaction.query(&sql, &[]).await?;
+    for row in &rows {
+        let (version, checksum): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
+        if version > newest {
+            return Err(Error::Schema(format!(
+                "the schema {schema} is at version {version}, newer than this pgonce knows ({newest}): its functions would be replaced by older ones. Use the newer binary."
+            )));
+        }
+        if known.iter().any(|migration| migration.version == version && migration.checksum != checksum) {
+            return Err(Error::Schema(format!(
+                "migration {version} of {schema} was applied with another text than this binary has: this is not a schema it can go on from"
+            )));
+        }
+    }
+    for migration in &known {
+        if rows.iter().any(|row| row.get::<_, i32>(0) == migration.version) {
+            continue;
+        }
+        transaction.batch_execute(migration.text).await?;
+        let sql = format!("INSERT INTO {schema}.migration (version, name, checksum, breaking) VALUES ($1, $2, $3, $4)");
+        let Migration { version, name, checksum, breaking, .. } = migration;
+        transaction.execute(&sql, &[version, name, checksum, breaking]).await?;
+        report.applied.push(format!("{}{version:04}_{name}", part.folder));
+    }
+    // Functions call each other: their bodies are checked when they run, by the tests.
+    transaction.batch_execute("SET LOCAL check_function_bodies = off").await?;
+    for (_, text) in files(part, "functions").into_iter().chain(files(part, "views")) {
+        transaction.batch_execute(text).await?;
+        report.functions += 1;
+    }
+    transaction.batch_execute(file(&format!("{}grants.sql", part.folder))).await?;
+    Ok(())
+}
+
 /// Which migrations the database has.
 ///
 /// # Errors
 /// Where the database cannot be asked.
 pub async fn status(client: &Client) -> Result<Vec<MigrationStatus>, Error> {
-    let known = migrations();
-    let installed = client.query_one("SELECT to_regclass('once.migration') IS NOT NULL", &[]).await?.try_get(0)?;
-    let rows = if installed {
-        client
-            .query("SELECT version, name, checksum, applied_at::text FROM once.migrations ORDER BY version", &[])
-            .await?
+    let mut all = status_of(client, ONCE).await?;
+    if is_installed(client, LEDGER).await? {
+        all.extend(status_of(client, LEDGER).await?);
+    }
+    Ok(all)
+}
+
+async fn status_of(client: &Client, part: Part) -> Result<Vec<MigrationStatus>, Error> {
+    let (schema, known) = (part.schema, migrations_of(part));
+    let rows = if is_installed(client, part).await? {
+        let sql = format!("SELECT version, name, checksum, applied_at::text FROM {schema}.migrations ORDER BY version");
+        client.query(&sql, &[]).await?
     } else {
         Vec::new()
     };
@@ -208,16 +270,12 @@ pub async fn status(client: &Client) -> Result<Vec<MigrationStatus>, Error> {
             Some(migration) if migration.checksum != checksum => "changed",
             Some(_) => "applied",
         };
-        all.push(MigrationStatus { version, name, applied_at: Some(applied_at), state });
+        all.push(MigrationStatus { schema, version, name, applied_at: Some(applied_at), state });
     }
     for migration in known {
         if !all.iter().any(|status| status.version == migration.version) {
-            all.push(MigrationStatus {
-                version: migration.version,
-                name: migration.name,
-                applied_at: None,
-                state: "pending",
-            });
+            let Migration { version, name, .. } = migration;
+            all.push(MigrationStatus { schema, version, name, applied_at: None, state: "pending" });
         }
     }
     Ok(all)

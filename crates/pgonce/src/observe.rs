@@ -15,6 +15,21 @@ pub(crate) fn claimed(scope: &str, kind: &'static str, took: Duration) {
     }
 }
 
+/// A claim that waited for a rival.
+pub(crate) fn waited(wait: Duration) {
+    metrics::histogram!("pgonce_lock_wait_seconds").record(wait.as_secs_f64());
+}
+
+/// How many intents are uncertain in the whole database.
+pub(crate) fn uncertain(count: i64) {
+    #[allow(clippy::cast_precision_loss, reason = "it is counted up to 100,000")]
+    metrics::gauge!("pgonce_uncertain").set(count as f64);
+}
+
+pub(crate) fn purged(what: &'static str, rows: u64) {
+    metrics::counter!("pgonce_purged_total", "what" => what).increment(rows);
+}
+
 pub(crate) fn settled(scope: &str, status: &'static str) {
     metrics::counter!("pgonce_outcomes_total", "scope" => scope.to_owned(), "status" => status).increment(1);
 }

@@ -17,7 +17,7 @@ use crate::queue::Queue;
 use crate::retry::Breaker;
 use crate::settings::Settings;
 use crate::sql::Call;
-use crate::{Error, migrate};
+use crate::{Error, migrate, observe};
 
 /// A connection to a PostgreSQL with the schema `once`. Cheap to clone; clones share one pool.
 #[derive(Debug, Clone)]
@@ -153,6 +153,28 @@ impl Once {
         flush(&*self.connection().await?, counts).await
     }
 
+    async fn count_uncertain(&self) -> Result<(), Error> {
+        observe::uncertain(self.connection().await?.call(Call::CountUncertain, &[]).await?.try_get(0)?);
+        Ok(())
+    }
+
+    /// Removes intents and records of the inbox that are past their window, at most so many of each, and says how many went;
+    /// call it until it is 0. For services that purge by themselves; `pgonce purge` does it from outside. Needs the role `once_ops`.
+    ///
+    /// # Errors
+    /// `Error::Database` where the login may not.
+    pub async fn purge(&self, limit: i32) -> Result<u64, Error> {
+        let connection = self.connection().await?;
+        let mut total = 0;
+        for (call, what) in [(Call::Purge, "intents"), (Call::PurgeInbox, "inbox")] {
+            let rows: i64 = connection.call(call, &[(&limit, Type::INT4)]).await?.try_get(0)?;
+            let rows = u64::try_from(rows).unwrap_or_default();
+            observe::purged(what, rows);
+            total += rows;
+        }
+        Ok(total)
+    }
+
     fn flush_tallies(&self, every: Duration) {
         // Weak: the task ends with the last clone.
         let shared = Arc::downgrade(&self.shared);
@@ -160,8 +182,12 @@ impl Once {
             loop {
                 tokio::time::sleep(every).await;
                 let Some(shared) = shared.upgrade() else { return };
-                if let Err(error) = (Self { shared }).flush_tally().await {
+                let once = Self { shared };
+                if let Err(error) = once.flush_tally().await {
                     tracing::debug!(%error, "counts of answers not flushed");
+                }
+                if let Err(error) = once.count_uncertain().await {
+                    tracing::debug!(%error, "uncertain intents not counted");
                 }
             }
         });

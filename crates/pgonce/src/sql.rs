@@ -41,6 +41,13 @@ pub(crate) enum Call {
     InboxFail,
     InboxWait,
     InboxRecover,
+    LedgerPost,
+    LedgerReverse,
+    LedgerOpen,
+    EmitBatch,
+    CountUncertain,
+    Purge,
+    PurgeInbox,
     ImportOpen,
     ImportHeader,
     ImportBegin,
@@ -83,9 +90,14 @@ impl Call {
 /// cannot look up its type for us, so there it comes as columns.
 pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
     match (call, as_columns) {
-        (Call::Claim, false) => "SELECT once.claim($1, $2, $3, $4, $5, $6::text::interval, $7::text::interval, $8)",
+        // The wait is read after the claim: targets are computed from left to right.
+        (Call::Claim, false) => {
+            "SELECT once.claim($1, $2, $3, $4, $5, $6::text::interval, $7::text::interval, $8), \
+             nullif(current_setting('once.waited_ms', true), '')::bigint AS waited_ms"
+        }
         (Call::Claim, true) => {
-            "SELECT * FROM once.claim($1, $2, $3, $4, $5, $6::text::interval, $7::text::interval, $8)"
+            "SELECT c.*, nullif(current_setting('once.waited_ms', true), '')::bigint AS waited_ms \
+             FROM once.claim($1, $2, $3, $4, $5, $6::text::interval, $7::text::interval, $8) c"
         }
         (Call::Peek, false) => "SELECT once.peek($1, $2, $3, $4)",
         (Call::Peek, true) => "SELECT * FROM once.peek($1, $2, $3, $4)",
@@ -156,6 +168,21 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::InboxFail, _) => "SELECT once.inbox_fail($1, $2, $3, $4)",
         (Call::InboxWait, _) => "SELECT once.inbox_wait($1, $2)",
         (Call::InboxRecover, _) => "SELECT count(*) FROM once.inbox_recover($1)",
+        (Call::CountUncertain, _) => "SELECT once.count_uncertain()",
+        (Call::Purge, _) => "SELECT once.purge($1)",
+        (Call::PurgeInbox, _) => "SELECT once.purge_inbox($1)",
+        (Call::EmitBatch, _) => {
+            "SELECT message_id FROM once.emit_batch(p_topics => $1, p_types => $2, p_payloads => $3, p_ordering_keys => $4, \
+             p_aggregate_types => $5, p_aggregate_ids => $6, p_aggregate_versions => $7, p_headers => $8, p_scope => $9, \
+             p_key => $10, p_ordinals => $11, p_message_ids => $12, p_tenant => $13) ORDER BY ordinal"
+        }
+        (Call::LedgerPost, _) => {
+            "SELECT posting_id, kind, accounts, balances FROM once_ledger.post($1, $2, $3, $4, $5, $6, $7, $8)"
+        }
+        (Call::LedgerReverse, _) => {
+            "SELECT posting_id, kind, accounts, balances FROM once_ledger.reverse($1, $2, $3, $4, $5, $6)"
+        }
+        (Call::LedgerOpen, _) => "SELECT once_ledger.open_account($1, $2, $3, $4, $5)",
         (Call::ImportOpen, _) => {
             "SELECT verdict, job, claim_id, run, next_row, next_offset, next_line, applied, skipped, failed, owner, lease_ms \
              FROM once.import_open($1, $2, $3, $4, $5, $6, $7, $8::text::interval, $9, $10, $11)"
@@ -331,6 +358,35 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::InboxFail => &[Type::INT8, Type::UUID, Type::BOOL, Type::TEXT],
         Call::InboxWait => &[Type::INT8, Type::UUID],
         Call::InboxRecover => &[Type::INT4],
+        Call::CountUncertain => &[],
+        Call::Purge | Call::PurgeInbox => &[Type::INT4],
+        Call::EmitBatch => &[
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::JSONB_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::JSONB_ARRAY,
+            Type::TEXT,
+            Type::TEXT,
+            Type::INT4_ARRAY,
+            Type::UUID_ARRAY,
+            Type::TEXT,
+        ],
+        Call::LedgerPost => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::TEXT,
+            Type::BOOL,
+            Type::TEXT,
+        ],
+        Call::LedgerReverse => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT],
+        Call::LedgerOpen => &[Type::TEXT, Type::TEXT, Type::INT8, Type::TEXT, Type::TEXT],
         Call::ImportOpen => &[
             Type::BYTEA,
             Type::INT8,
@@ -480,6 +536,8 @@ pub struct ClaimRow {
     pub(crate) retry_after_ms: Option<i64>,
     pub(crate) fence: Option<i64>,
     pub(crate) lease_ms: Option<i64>,
+    /// How long the claim waited for a rival, where it did.
+    pub(crate) waited_ms: Option<i64>,
 }
 
 type Fault = Box<dyn std::error::Error + Sync + Send>;
@@ -516,8 +574,13 @@ impl<'a> FromSql<'a> for ClaimRow {
 impl ClaimRow {
     /// From a row whose first column is the composite, or whose columns are its fields.
     pub(crate) fn read(row: &tokio_postgres::Row) -> Result<Self, tokio_postgres::Error> {
-        if row.len() == 1 {
-            return Ok(row.try_get::<_, Option<Self>>(0)?.unwrap_or_default());
+        let waited_ms = match row.columns().last() {
+            Some(last) if last.name() == "waited_ms" => row.try_get(row.len() - 1)?,
+            _ => None,
+        };
+        if row.columns().first().is_some_and(|first| matches!(first.type_().kind(), Kind::Composite(_))) {
+            let read = row.try_get::<_, Option<Self>>(0)?.unwrap_or_default();
+            return Ok(Self { waited_ms, ..read });
         }
         Ok(Self {
             kind: row.try_get("kind")?,
@@ -533,6 +596,7 @@ impl ClaimRow {
             retry_after_ms: row.try_get("retry_after_ms")?,
             fence: row.try_get("fence")?,
             lease_ms: row.try_get("lease_ms")?,
+            waited_ms,
         })
     }
 }

@@ -59,6 +59,13 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4063", Verdict::Final), // a call that cannot be made
     ("P4080", Verdict::Final),
     ("P4081", Verdict::Lost), // an import was taken over
+    ("P4090", Verdict::Final), // cannot be posted
+    ("P4091", Verdict::Final), // does not balance
+    ("P4092", Verdict::Final), // no such account, or of another currency
+    ("P4093", Verdict::Final), // beyond an overdraft
+    ("P4094", Verdict::Final), // the operation was posted with other entries
+    ("P4095", Verdict::Final), // cannot be reversed
+    ("P4096", Verdict::Final), // the ledger is never changed
     ("P4099", Verdict::Final),
     ("23", Verdict::Final), // not-null, check and foreign-key violations
     ("22", Verdict::Final), // bad data

@@ -177,5 +177,6 @@ fn claim_row(row: &PgRow) -> Result<ClaimRow, Error> {
         retry_after_ms: row.try_get("retry_after_ms")?,
         fence: row.try_get("fence")?,
         lease_ms: row.try_get("lease_ms")?,
+        waited_ms: row.try_get("waited_ms")?,
     })
 }

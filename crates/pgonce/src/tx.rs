@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use crate::claim::{Answer, ClaimWire, IntentName, succeed_parameters};
-use crate::direct::{DirectClaim, Policy, RESPONSE_BYTES_MAX, claim_parameters, is_overtaken, read_claim};
+use crate::direct::{DirectClaim, Policy, claim_parameters, is_overtaken, read_claim};
 use crate::outbox::{self, Event};
 use crate::pool::{Connection, Pooled};
 use crate::queue::NewJob;
@@ -144,6 +144,30 @@ impl Tx {
         job.add(&self.0.connection, queue, &self.0.name.tenant).await
     }
 
+    /// Adds many messages by one statement, each as [`Tx::emit`] would; their ids, in the order given. Where no event has an
+    /// ordinal, the messages of each type are numbered in their order, which must then be the same in every attempt.
+    ///
+    /// # Errors
+    /// As [`Tx::emit`], for all of them: none was added.
+    pub async fn emit_batch(&self, events: &[Event]) -> Result<Vec<Uuid>, crate::Error> {
+        let Inner { connection, name, .. } = &*self.0;
+        let wire = outbox::BatchWire::new(events)?;
+        self.0.emitted.store(true, Ordering::Relaxed);
+        let parameters = wire.parameters(&name.tenant, &name.scope, &name.key);
+        let rows = connection.rows(Call::EmitBatch, &parameters).await?;
+        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    }
+
+    /// Posts to the ledger (`pgonce ledger install`), for the intent's tenant: it is there if and only if this transaction
+    /// commits, once for its source and operation. Several in one transaction: in the order of their accounts in every
+    /// transaction, or two of them may wait for each other and one is run again (40P01).
+    ///
+    /// # Errors
+    /// P4090 to P4094, see docs/reference/errors.md; nothing was posted.
+    pub async fn post(&self, posting: &crate::ledger::Posting) -> Result<crate::ledger::Posted, crate::Error> {
+        crate::ledger::post_on(&self.0.connection, &self.0.name.tenant, posting).await
+    }
+
     /// Whether relays have something to do once this has committed.
     pub(crate) fn emitted(&self) -> bool {
         self.0.emitted.load(Ordering::Relaxed)
@@ -212,7 +236,7 @@ impl Tx {
         answer.result_type = answer.result_type.or(noted.result_type);
         answer.result_id = answer.result_id.or(noted.result_id);
         // A larger answer is the function's to refuse, which it does before anything else (P4005).
-        let direct = direct.filter(|_| answer.body.as_ref().is_none_or(|body| body.len() <= RESPONSE_BYTES_MAX));
+        let direct = direct.filter(|_| answer.surely_fits());
         let call = if direct.is_some() { Call::DirectComplete } else { Call::Succeed };
         // Prepared before: pipelining a COMMIT behind a Parse would commit before the outcome is written.
         if let Err(error) = connection.warm(call).await {

@@ -8,6 +8,7 @@ DECLARE
     v_message once.inbox;
     v_policy once.consumer;
 BEGIN
+    PERFORM once.check_flags(p_retryable);
     SELECT * INTO v_message FROM once.inbox m
         WHERE m.id = p_id AND m.claim_id = p_claim_id AND m.state = 'processing' FOR UPDATE;
     IF NOT FOUND THEN

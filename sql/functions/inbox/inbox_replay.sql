@@ -12,6 +12,7 @@ DECLARE
     v_states text[] := coalesce(p_states, CASE WHEN p_ids IS NULL THEN ARRAY['failed_final'] END,
                                 ARRAY['failed_final', 'failed_retryable', 'waiting', 'processed']);
 BEGIN
+    PERFORM once.check_flags(p_dry_run);
     PERFORM once.check_decision(p_actor, p_reason);
     IF NOT v_states <@ ARRAY['failed_final', 'failed_retryable', 'waiting', 'processed'] OR cardinality(p_ids) > 10000 THEN
         RAISE EXCEPTION 'no such states can be replayed, or more than 10000 ids' USING ERRCODE = 'P4020',

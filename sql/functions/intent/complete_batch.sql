@@ -18,8 +18,10 @@ BEGIN
     WITH asked AS MATERIALIZED (
         SELECT a.*, row_number() OVER (PARTITION BY a.tenant COLLATE "C", a.scope COLLATE "C", a.key COLLATE "C"
                                        ORDER BY a.ordinal) = 1 AS first
-        FROM unnest(p_tenants, p_scopes, p_keys, p_claim_ids, p_response_bodies)
-            WITH ORDINALITY AS a (tenant, scope, key, claim_id, body, ordinal)
+        FROM (SELECT u.tenant, u.scope, u.key, u.claim_id, u.ordinal,
+                     once.answer_fits(u.body, u.headers, u.result_type, u.result_id) AS fits
+              FROM unnest(p_tenants, p_scopes, p_keys, p_claim_ids, p_response_bodies, p_response_headers, p_result_types, p_result_ids)
+                  WITH ORDINALITY AS u (tenant, scope, key, claim_id, body, headers, result_type, result_id, ordinal)) a
     ), rules AS MATERIALIZED (
         SELECT d.tenant, d.scope, p.retention, p.tombstone, p.response
         FROM (SELECT DISTINCT a.tenant, a.scope FROM asked a) d CROSS JOIN LATERAL once.policy(d.tenant, d.scope) p
@@ -27,8 +29,7 @@ BEGIN
         SELECT a.ordinal, a.tenant, a.scope, l.row
         FROM (SELECT * FROM asked a ORDER BY a.tenant COLLATE "C", a.scope COLLATE "C", a.key COLLATE "C" OFFSET 0) a
         LEFT JOIN LATERAL (
-            SELECT CASE WHEN i.status = 'processing' AND octet_length(a.body) > 16777216 IS NOT TRUE
-                        THEN i.ctid END AS row
+            SELECT CASE WHEN i.status = 'processing' AND a.fits THEN i.ctid END AS row
             FROM once.intent i
             WHERE i.tenant = a.tenant AND i.scope = a.scope AND i.key = a.key AND i.claim_id = a.claim_id AND a.first
             FOR UPDATE SKIP LOCKED) l ON true
@@ -62,13 +63,14 @@ BEGIN
         CASE WHEN a.row IS NOT NULL THEN 'recorded'
              WHEN i.status IN ('succeeded', 'failed_final') THEN 'before'
              WHEN i.status IS DISTINCT FROM 'processing' THEN 'lost'
-             WHEN octet_length(a.body) > 16777216 THEN 'too_large'
+             WHEN NOT once.answer_fits(a.body, a.headers, a.result_type, a.result_id) THEN 'too_large'
              ELSE 'busy' END,
         i.status::text, i.response_code, i.response_headers, i.response_body, i.result_type, i.result_id,
         i.failure_code, i.failure_message,
         once.expires_in_ms(CASE WHEN a.row IS NOT NULL THEN v_now + a.retention ELSE i.expires_at END, v_now)
-    FROM unnest(p_tenants, p_scopes, p_keys, p_claim_ids, p_response_bodies, v_rows, v_retention)
-        WITH ORDINALITY AS a (tenant, scope, key, claim_id, body, row, retention, ordinal)
+    FROM unnest(p_tenants, p_scopes, p_keys, p_claim_ids, p_response_bodies, p_response_headers, p_result_types, p_result_ids,
+                v_rows, v_retention)
+        WITH ORDINALITY AS a (tenant, scope, key, claim_id, body, headers, result_type, result_id, row, retention, ordinal)
     LEFT JOIN LATERAL (
         SELECT * FROM once.intent i
         WHERE i.tenant = a.tenant AND i.scope = a.scope AND i.key = a.key AND i.claim_id = a.claim_id

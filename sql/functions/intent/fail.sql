@@ -7,9 +7,9 @@ CREATE OR REPLACE FUNCTION once.fail(
     p_tenant text DEFAULT '')
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF octet_length(p_response_body) > 16777216 THEN
-        RAISE EXCEPTION 'the response is larger than 16 MiB'
-            USING ERRCODE = 'P4005', HINT = 'A code and a message say why it failed; keep the rest elsewhere.';
+    PERFORM once.check_flags(p_retryable);
+    IF NOT once.answer_fits(p_response_body, p_response_headers, NULL, NULL) THEN
+        PERFORM once.check_answer(p_response_body, p_response_headers, NULL, NULL);
     END IF;
     PERFORM once.complete(p_tenant, p_scope, p_key, p_claim_id,
         CASE WHEN p_retryable THEN 'failed_retryable' ELSE 'failed_final' END::once.intent_status, 'P4011',

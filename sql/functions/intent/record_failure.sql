@@ -8,6 +8,7 @@ RETURNS once.claim_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg
 DECLARE
     v_claim once.claim_result;
 BEGIN
+    PERFORM once.check_flags(p_retryable);
     v_claim := once.claim(p_scope => p_scope, p_key => p_key, p_fingerprint => p_fingerprint, p_mode => 'atomic',
                           p_wait => interval '0', p_tenant => p_tenant);
     IF v_claim.claim_id IS NOT NULL THEN

@@ -18,9 +18,8 @@ BEGIN
     IF p_response IS NOT NULL AND p_response_body IS NULL THEN
         p_response_body := convert_to(p_response::text, 'UTF8');
     END IF;
-    IF octet_length(p_response_body) > 16777216 THEN
-        RAISE EXCEPTION 'the response is larger than 16 MiB'
-            USING ERRCODE = 'P4005', HINT = 'Store a reference (result_type, result_id) and rebuild the answer from it.';
+    IF NOT once.answer_fits(p_response_body, p_response_headers, p_result_type, p_result_id) THEN
+        PERFORM once.check_answer(p_response_body, p_response_headers, p_result_type, p_result_id);
     END IF;
     -- The stash entry says that this transaction made the claim; the lock came with it, and taking it again
     -- is free. While we have it, and with a snapshot taken after we got it, nobody can come between

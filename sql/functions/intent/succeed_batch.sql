@@ -4,7 +4,7 @@
 --              batch was sent before. What is stored is in the answer, and counts;
 --   lost       the claim is not the current one;
 --   busy       another transaction holds the row, perhaps the work's own with its outcome: ask again;
---   too_large  over 16 MiB: not recorded.
+--   too_large  a part of it is over its limit (once.answer_fits): not recorded.
 -- It never waits: one row that is held must not keep its neighbours' outcomes from being recorded.
 CREATE OR REPLACE FUNCTION once.succeed_batch(
     p_tenants text[], p_scopes text[], p_keys text[], p_claim_ids uuid[], p_response_codes int[],
@@ -24,7 +24,7 @@ BEGIN
             WHERE i.tenant = p_tenants[1] AND i.scope = p_scopes[1] AND i.key = p_keys[1]
               AND i.claim_id = p_claim_ids[1] AND i.locked_until IS NOT NULL
             FOR UPDATE SKIP LOCKED;
-        IF FOUND AND octet_length(p_response_bodies[1]) > 16777216 IS NOT TRUE THEN
+        IF FOUND AND once.answer_fits(p_response_bodies[1], p_response_headers[1], p_result_types[1], p_result_ids[1]) THEN
             PERFORM once.complete(p_tenants[1], p_scopes[1], p_keys[1], p_claim_ids[1], 'succeeded', 'P4010',
                 p_response_codes[1], p_response_headers[1], p_response_bodies[1], p_result_types[1], p_result_ids[1],
                 NULL, NULL);

@@ -6,6 +6,7 @@ RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, p
 DECLARE
     v_count bigint;
 BEGIN
+    PERFORM once.check_flags(p_archive);
     IF p_archive THEN
         PERFORM once.ensure_history_partition(once.clock());
         INSERT INTO once.intent_history (archived_at, tenant, scope, key, record)

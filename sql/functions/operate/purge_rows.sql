@@ -7,6 +7,7 @@ SET search_path = pg_catalog, pg_temp SET bytea_output = hex AS $$
 DECLARE
     v_now timestamptz := once.clock();
 BEGIN
+    PERFORM once.check_flags(p_record);
     RETURN QUERY
     WITH due AS MATERIALIZED (
         SELECT i.tenant, i.scope, i.key,

@@ -16,6 +16,7 @@ BEGIN
         RAISE EXCEPTION 'settling needs a verdict, an actor and a reason' USING ERRCODE = 'P4013',
             HINT = 'Verdicts are succeeded, retry, failed and abandoned.';
     END IF;
+    PERFORM once.check_answer(p_response_body, p_response_headers, p_result_type, p_result_id);
     SELECT * INTO v_row FROM once.intent i
         WHERE i.tenant = p_tenant AND i.scope = p_scope AND i.key = p_key FOR UPDATE;
     IF NOT FOUND OR once.is_gone(v_row, once.clock()) OR v_row.status IN ('succeeded', 'failed_final')

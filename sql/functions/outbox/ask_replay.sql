@@ -10,6 +10,7 @@ DECLARE
     v_last bigint;
 BEGIN
     PERFORM once.check_home();
+    PERFORM once.check_flags(p_dry_run);
     IF v_unknown IS NOT NULL OR NOT EXISTS (SELECT FROM once.sink s WHERE s.sink = p_sink) THEN
         RAISE EXCEPTION 'the replay cannot be made: % ', CASE WHEN v_unknown IS NULL THEN 'no such sink' ELSE 'unknown selection ' || v_unknown END
             USING ERRCODE = 'P4020', HINT = 'See once.sinks, and docs/guides/outbox.md.';

@@ -18,6 +18,9 @@ DECLARE
         WHEN EXISTS (SELECT FROM jsonb_each(CASE jsonb_typeof(p_headers) WHEN 'object' THEN p_headers END) h
                      WHERE jsonb_typeof(h.value) <> 'string' OR h.key !~ '^[a-zA-Z0-9_.-]{1,128}$' OR h.value::text ~ '\\[rnu]')
             THEN 'its headers are not texts of one line under names of letters, digits, ".", "_" and "-"'
+        WHEN EXISTS (SELECT FROM jsonb_object_keys(CASE jsonb_typeof(p_headers) WHEN 'object' THEN p_headers END) h
+                     WHERE once.is_reserved_header(h))
+            THEN 'one of its headers is not the emitter''s to set: it belongs to the event, the broker or the request'
         END;
 BEGIN
     IF v_wrong IS NOT NULL THEN

@@ -7,6 +7,7 @@ DECLARE
     v_disabled text;
 BEGIN
     PERFORM once.check_home();
+    PERFORM once.check_flags(p_from_now);
     IF (octet_length(p_sink) BETWEEN 1 AND 255) IS NOT TRUE OR p_topics IS NULL OR p_types IS NULL OR p_tenants IS NULL
        OR cardinality(p_topics) + cardinality(p_types) + cardinality(p_tenants) > 1000 THEN
         RAISE EXCEPTION 'the sink''s name is missing or longer than 255 bytes, or it has more than 1000 filters'

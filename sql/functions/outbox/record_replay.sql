@@ -3,6 +3,7 @@ CREATE OR REPLACE FUNCTION once.record_replay(p_id bigint, p_claim_id uuid, p_po
     p_done boolean DEFAULT false, p_lease interval DEFAULT '1 minute')
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM once.check_flags(p_done);
     UPDATE once.outbox_replay r SET position = coalesce(p_position, r.position), sent = r.sent + p_sent,
         leased_until = CASE WHEN NOT p_done THEN once.clock() + p_lease END
     WHERE r.id = p_id AND r.claim_id = p_claim_id AND r.finished_at IS NULL;

@@ -7,6 +7,7 @@ DECLARE
     v_row once.held;
     v_count int := 0;
 BEGIN
+    PERFORM once.check_flags(p_discard);
     PERFORM once.check_operator(p_actor, p_reason);
     FOR v_row IN
         SELECT h.* FROM once.held h

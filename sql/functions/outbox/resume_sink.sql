@@ -2,6 +2,7 @@
 CREATE OR REPLACE FUNCTION once.resume_sink(p_sink text, p_actor text, p_reason text, p_forget boolean DEFAULT false)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM once.check_flags(p_forget);
     PERFORM once.check_operator(p_actor, p_reason);
     IF p_forget THEN
         DELETE FROM once.sink s WHERE s.sink = p_sink

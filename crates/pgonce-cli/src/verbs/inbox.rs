@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::WrongUse;
 use crate::database::{self, Param};
+use crate::decision::Decision;
 use crate::output::{Column, Out, say};
 
 /// `pgonce inbox …`
@@ -121,12 +121,8 @@ pub struct ReplayOptions {
     /// Whose messages
     #[arg(long)]
     consumer: String,
-    /// Why: goes into the audit trail
-    #[arg(long)]
-    reason: String,
-    /// Who decides
-    #[arg(long, env = "USER", hide_env = true)]
-    actor: Option<String>,
+    #[command(flatten)]
+    decision: Decision,
     /// Only this one, by its id in `inbox parked`; may be given several times
     #[arg(long = "id", value_name = "ID")]
     ids: Vec<i64>,
@@ -153,14 +149,7 @@ pub struct ReplayOptions {
 const REPLAYED: [Column; 4] = [("ID", "id"), ("SOURCE", "source"), ("MESSAGE", "message_id"), ("WAS", "from_state")];
 
 async fn replay(options: ReplayOptions, client: &Client, out: Out) -> anyhow::Result<()> {
-    let actor = options
-        .actor
-        .as_deref()
-        .filter(|actor| !actor.trim().is_empty())
-        .ok_or_else(|| WrongUse("nobody knows who decides: give --actor, for the audit trail".into()))?;
-    if options.reason.trim().is_empty() {
-        return Err(WrongUse("a decision needs its reason: --reason is empty".into()).into());
-    }
+    let actor = options.decision.actor()?;
     let ids = (!options.ids.is_empty()).then_some(&options.ids);
     let states: Vec<&str> = options.states.iter().map(|state| state.as_str()).collect();
     let states = (!states.is_empty()).then_some(states);
@@ -170,7 +159,7 @@ async fn replay(options: ReplayOptions, client: &Client, out: Out) -> anyhow::Re
     let params: [Param<'_>; 10] = [
         (&options.consumer, Type::TEXT),
         (&actor, Type::TEXT),
-        (&options.reason, Type::TEXT),
+        (&options.decision.reason, Type::TEXT),
         (&ids, Type::INT8_ARRAY),
         (&states, Type::TEXT_ARRAY),
         (&options.from, Type::TEXT),

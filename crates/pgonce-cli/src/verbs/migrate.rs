@@ -23,7 +23,16 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     if options.status {
         let all = pgonce::migrate::status(&client).await?;
         let rows = all.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
-        out.rows(&[("VERSION", "version"), ("NAME", "name"), ("STATE", "state"), ("APPLIED", "applied_at")], &rows)?;
+        out.rows(
+            &[
+                ("SCHEMA", "schema"),
+                ("VERSION", "version"),
+                ("NAME", "name"),
+                ("STATE", "state"),
+                ("APPLIED", "applied_at"),
+            ],
+            &rows,
+        )?;
         if all.iter().any(|migration| migration.state == "pending") {
             say("Something is pending: run pgonce migrate.");
         }

@@ -10,6 +10,7 @@ pub mod import;
 pub mod imports;
 pub mod inbox;
 pub mod intents;
+pub mod ledger;
 pub mod migrate;
 pub mod outbox;
 pub mod purge;

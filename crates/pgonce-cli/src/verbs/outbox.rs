@@ -10,6 +10,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::database::{self, Param};
+use crate::decision::Decision;
 use crate::output::{Column, Out, say};
 use crate::verbs::relay;
 use crate::verbs::up::stop_watch;
@@ -51,29 +52,6 @@ pub enum Command {
         #[arg(value_name = "DURATION")]
         retention: String,
     },
-}
-
-/// Who does it, and why.
-#[derive(Debug, Args)]
-pub struct Decision {
-    /// Why: goes into the audit trail
-    #[arg(long)]
-    reason: String,
-    /// Who
-    #[arg(long, env = "USER", hide_env = true)]
-    actor: Option<String>,
-}
-
-impl Decision {
-    fn actor(&self) -> Result<&str, WrongUse> {
-        let actor = self.actor.as_deref().filter(|actor| !actor.trim().is_empty());
-        let actor =
-            actor.ok_or_else(|| WrongUse("nobody knows who decides: give --actor, for the audit trail".into()))?;
-        if self.reason.trim().is_empty() {
-            return Err(WrongUse("a decision needs its reason: --reason is empty".into()));
-        }
-        Ok(actor)
-    }
 }
 
 /// Which parked messages.

@@ -347,7 +347,17 @@ fn read_due(row: &Row) -> Asked<Due> {
     })
 }
 
+/// Those that belong to the event, the broker or the request stay behind: they are from before `once.emit` refused them.
 fn headers(value: &serde_json::Value) -> std::collections::BTreeMap<String, String> {
-    let pairs = value.as_object().into_iter().flatten();
+    let pairs = value.as_object().into_iter().flatten().filter(|(name, _)| !crate::envelope::is_reserved(name));
     pairs.map(|(name, value)| (name.to_ascii_lowercase(), value.as_str().unwrap_or_default().to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn headers_from_before_they_were_refused_stay_behind() {
+        let read = super::headers(&serde_json::json!({"CE-Tenant": "b", "Traceparent": "00-1", "nats-msg-id": "7"}));
+        assert_eq!(read, [("traceparent".to_owned(), "00-1".to_owned())].into());
+    }
 }

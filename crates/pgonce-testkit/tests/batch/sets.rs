@@ -182,6 +182,26 @@ async fn an_answer_that_is_too_large_is_its_own_trouble() {
     assert_eq!(rows[0].get::<_, &[u8]>("response_body").len(), 16 << 20);
 }
 
+/// So is one whose headers or reference are: in a batch, and alone.
+#[tokio::test]
+async fn what_is_beside_the_body_is_limited_too() {
+    let (_db, client) = database().await;
+    let intents = names("s", &["headers", "type", "id", "small"]);
+    let mine = ids(4);
+    claim(&client, &intents, &mine).await;
+    let mut answers = vec![answer("small"); 4];
+    answers[0].headers = Some(serde_json::json!({"h": "x".repeat(262_144)}));
+    answers[1].result_type = Some("x".repeat(256));
+    answers[2].result_id = Some("x".repeat(1025));
+    for at in 0..3 {
+        let rows = succeed(&client, &intents[at..=at], &mine[at..=at], &answers[at..=at]).await;
+        assert_eq!(verdicts(&rows), ["too_large"], "{at}");
+    }
+    let rows = succeed(&client, &intents, &mine, &answers).await;
+    assert_eq!(verdicts(&rows), ["too_large", "too_large", "too_large", "recorded"]);
+    assert_eq!(status_of(&client, &intents[0]).await.as_deref(), Some("processing"), "still its owner's");
+}
+
 /// Batches over the same keys, each in an order of its own, claiming, renewing and completing: nobody is ever
 /// chosen as a deadlock's victim, and every key has one owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

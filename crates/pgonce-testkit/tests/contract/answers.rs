@@ -62,6 +62,39 @@ pub async fn response_strategies<D: Door>(mut world: World<D>) {
     }
 }
 
+pub async fn limits<D: Door>(mut world: World<D>) {
+    let text = |bytes: usize| Some("x".repeat(bytes));
+    for mode in MODES {
+        for (what, over, within) in [
+            (
+                "headers",
+                Answer { headers: Some(json!({"h": text(262_144)})), ..answer("") },
+                Answer { headers: Some(json!({"h": text(262_000)})), ..answer("") },
+            ),
+            (
+                "result type",
+                Answer { result_type: text(256), ..answer("") },
+                Answer { result_type: text(255), ..answer("") },
+            ),
+            (
+                "result id",
+                Answer { result_id: text(1025), ..answer("") },
+                Answer { result_id: text(1024), ..answer("") },
+            ),
+        ] {
+            let name = name("limits", &format!("{what} {mode:?}"));
+            world.door.begin().await;
+            let claim = world.door.claim(&name, &at_once(mode)).await.unwrap().claim_id.unwrap();
+            let told = world.door.succeed(&name, claim, &over).await;
+            assert_eq!(told.unwrap_err().0, "P4005", "{what} {mode:?}");
+            world.door.rollback().await;
+            world.succeeded(&name, mode, &within).await;
+            let seen = world.claim(&name, &at_once(mode)).await.unwrap();
+            assert_eq!(seen.answer, Some(within), "{what} {mode:?}");
+        }
+    }
+}
+
 pub async fn tenants_never_meet<D: Door>(mut world: World<D>) {
     // One key: with one payload, so that an answer could leak; and each with its own, so that it could conflict.
     let of = |tenant: &str, key: &str| IntentName {

@@ -62,6 +62,14 @@ async fn observed(direct: bool) -> Vec<String> {
     }
     call("full", "", "too large", "one", 16 * 1024 * 1024 + 1).await;
     call("full", "", "too large", "one", 10).await;
+    // What stands beside the body has its limits, too.
+    for (kind, id) in [(256, 1), (5, 1025), (255, 1024)] {
+        let made = once.intent("full", format!("made {kind} {id}")).payload("one").run(async |tx| {
+            tx.made("t".repeat(kind), "i".repeat(id));
+            Ok(())
+        });
+        told.push(format!("made {kind} {id}: {:?}", made.await.map_err(|error| error.sqlstate().map(str::to_owned))));
+    }
     // Direct callers count a calendar month as 30 days: how long rows are kept is compared coarsely.
     let rows = "SELECT to_jsonb(i) - 'claim_id' - 'created_at' - 'updated_at' - 'completed_at' - 'expires_at'
         - 'tombstone_until' - 'claimed_by' || jsonb_build_object(

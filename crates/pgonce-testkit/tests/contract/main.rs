@@ -32,7 +32,7 @@ macro_rules! cases_by_door {
 
 cases_by_door! {
     states: every_state_in_both_modes, stale_claims_by_policy, probes_of_every_shape, verdicts_of_operators;
-    answers: exact_bytes, response_strategies, tenants_never_meet, attempts_are_counted;
+    answers: exact_bytes, response_strategies, limits, tenants_never_meet, attempts_are_counted;
     fences: others_cannot_write, an_ended_lease_is_not_renewed, release_gives_back;
     transactions: several_claims_in_one, claimed_again_in_the_same, rolled_back_to_a_savepoint,
         outside_of_one, committed_without_an_outcome, aborted_before_commit;

@@ -311,3 +311,25 @@ async fn recover_sorts_what_is_over_and_nothing_else() {
     let audited = "SELECT count(*) FROM once.audit_trail WHERE actor = 'robot' AND from_claim <> to_claim";
     assert_eq!(client.query_one(audited, &[]).await.unwrap().get::<_, i64>(0), 7);
 }
+
+/// How long a claim waited stands beside its answer, for whoever measures; one that did not wait says nothing.
+#[tokio::test]
+async fn a_wait_is_told_beside_the_answer() {
+    const SQL: &str = "SELECT c.kind, c.claim_id, nullif(current_setting('once.waited_ms', true), '')::bigint
+        FROM once.claim('waited', 'k', sha256('x'), 'atomic') c";
+    let db = TestDb::new().await;
+    let (first, second, observer) = (db.client().await, db.client().await, db.client().await);
+    first.batch_execute("BEGIN").await.unwrap();
+    let row = first.query_one(SQL, &[]).await.unwrap();
+    assert_eq!((row.get::<_, &str>(0), row.get::<_, Option<i64>>(2)), ("new_claim", None));
+    let waiting = tokio::spawn(async move {
+        let row = second.query_one(SQL, &[]).await.unwrap();
+        let told = (row.get::<_, String>(0), row.get::<_, Option<i64>>(2).is_some());
+        let row = second.query_one(SQL, &[]).await.unwrap();
+        (told, row.get::<_, Option<i64>>(2))
+    });
+    lock_waiters(&observer, 1).await;
+    first.execute("SELECT once.succeed('waited', 'k', $1)", &[&row.get::<_, Uuid>(1)]).await.unwrap();
+    first.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(waiting.await.unwrap(), (("replay_success".to_owned(), true), None), "and it goes with its transaction");
+}

@@ -116,6 +116,9 @@ async fn what_cannot_be_emitted_is_refused_with_its_reason() {
         "'t', 'x', '{}', p_headers => '{\"a\": 1}'".into(),
         "'t', 'x', '{}', p_headers => '{\"a b\": \"c\"}'".into(),
         "'t', 'x', '{}', p_headers => '{\"a\": \"b\\nc\"}'".into(),
+        "'t', 'x', '{}', p_headers => '{\"fine\": \"x\", \"Nats-Msg-Id\": \"7\"}'".into(),
+        "'t', 'x', '{}', p_headers => '{\"CE-Tenant\": \"another\"}'".into(),
+        "'t', 'x', '{}', p_headers => '{\"Content-Length\": \"1\"}'".into(),
     ] {
         assert_eq!(refused(&client, &format!("SELECT once.emit({arguments})")).await, "P4040", "{arguments}");
     }
@@ -142,4 +145,113 @@ async fn whoever_owns_the_transaction_emits_there() {
     transaction.commit().await.unwrap();
     assert_eq!(text(&client, "SELECT once.message_id('', 's', 'k', 'x', 0)::text").await, id.to_string());
     assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 2);
+}
+
+/// Trace context and names of one's own are the emitter's.
+#[tokio::test]
+async fn headers_of_ones_own_are_taken() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let headers =
+        r#"{"traceparent": "00-1", "tracestate": "a=b", "x-request": "1", "certificate": "c", "tenant": "t"}"#;
+    client.batch_execute(&format!("SELECT once.emit('t', 'x', '{{}}', p_headers => '{headers}')")).await.unwrap();
+    assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 1);
+}
+
+/// A batch says what its messages alone would say: the same ids, rows and refusals.
+#[tokio::test]
+async fn a_batch_is_the_same_as_its_messages() {
+    let (alone, batch) = (TestDb::new().await, TestDb::new().await);
+    let events = || -> Vec<Event> {
+        let created = |n: i32| Event::new("orders", "order.created", &json!({"n": n})).ordered_by(n % 3);
+        vec![
+            created(1).about("order", 1, Some(1)).header("traceparent", "00-1"),
+            created(2).ordinal(1),
+            Event::new("mail", "mail.wanted", &json!([])),
+            created(3).ordinal(7).id(uuid::Uuid::from_u128(3)),
+        ]
+    };
+    let run = async |db: &TestDb, in_batch: bool| {
+        let once = db.once().await;
+        let intent = once.intent("create", "k").tenant("ten").payload(&json!(1));
+        let ids = intent.run(async |tx| {
+            if in_batch {
+                return Ok(tx.emit_batch(&events()).await?);
+            }
+            let mut ids = Vec::new();
+            for event in events() {
+                ids.push(tx.emit(event).await?);
+            }
+            Ok(ids)
+        });
+        ids.await.unwrap().into_inner()
+    };
+    assert_eq!(run(&alone, false).await, run(&batch, true).await);
+    let rows = "SELECT string_agg(concat_ws(' ', position, message_id, topic, type, ordering_key, aggregate_type, aggregate_id,
+        aggregate_version, tenant, scope, key, headers, payload), '; ' ORDER BY position) FROM once.outbox";
+    let (alone, batch) = (alone.client().await, batch.client().await);
+    assert_eq!(text(&alone, rows).await, text(&batch, rows).await);
+    // Said again in part: nothing is added. Another content: nothing of the batch is.
+    let again = pgonce::emit_batch(&batch, "ten", Some(("create", "k")), &events()[..2]).await.unwrap();
+    assert_eq!(again.len(), 2);
+    let mut other = events();
+    other[2] = Event::new("mail", "mail.wanted", &json!(["another"]));
+    other.insert(0, Event::new("t", "new", &json!(1)));
+    let refused_batch = pgonce::emit_batch(&batch, "ten", Some(("create", "k")), &other).await;
+    assert_eq!(refused_batch.unwrap_err().sqlstate(), Some("P4041"));
+    let bad = [Event::new("t", "x", &json!(1)), Event::new("t", "x", &json!(1)).header("ce-tenant", "b")];
+    assert_eq!(pgonce::emit_batch(&batch, "ten", None, &bad).await.unwrap_err().sqlstate(), Some("P4040"));
+    assert_eq!(number(&batch, "SELECT count(*) FROM once.outbox").await, 4);
+    assert!(pgonce::emit_batch(&batch, "", None, &[]).await.unwrap().is_empty());
+    for arguments in [
+        "NULL, '{}', '{}'",
+        "'{t,t}', '{x}', '{1,2}'",
+        "'{t}', '{x}', NULL",
+        "array_fill('t'::text, '{10001}'), array_fill('x'::text, '{10001}'), array_fill('1'::jsonb, '{10001}')",
+    ] {
+        assert_eq!(refused(&batch, &format!("SELECT once.emit_batch({arguments})")).await, "P4020", "{arguments}");
+    }
+}
+
+/// Without ordinals the messages of a type are numbered in their order.
+#[tokio::test]
+async fn a_batch_numbers_the_messages_of_a_type() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let events: Vec<Event> =
+        (0..6).map(|n| Event::new("t", if n % 2 == 0 { "even" } else { "odd" }, &json!(n))).collect();
+    let ids = pgonce::emit_batch(&client, "", Some(("s", "k")), &events).await.unwrap();
+    let derived = "SELECT string_agg(once.message_id('', 's', 'k', t, n)::text, ' ' ORDER BY n, t) FROM (VALUES ('even'), ('odd')) k (t),
+        generate_series(0, 2) n";
+    let said: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    assert_eq!(text(&client, derived).await, said.join(" "));
+    assert_eq!(pgonce::emit_batch(&client, "", Some(("s", "k")), &events).await.unwrap(), ids);
+    assert_eq!(
+        text(&client, "SELECT string_agg(payload::text, '' ORDER BY position) FROM once.outbox").await,
+        "012345"
+    );
+}
+
+/// Batches with the same messages, in orders of their own: they wait for each other, and nobody is a deadlock's victim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_with_the_same_messages_do_not_deadlock() {
+    let db = TestDb::new().await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..6_usize {
+        let client = db.client().await;
+        tasks.spawn(async move {
+            for round in 0..20_u128 {
+                let mut events: Vec<Event> = (0..40_u128)
+                    .map(|n| Event::new("t", "x", &json!(n.to_string())).id(uuid::Uuid::from_u128(round * 1000 + n)))
+                    .collect();
+                events.rotate_left(writer * 7);
+                if writer % 2 == 1 {
+                    events.reverse();
+                }
+                pgonce::emit_batch(&client, "", None, &events).await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    assert_eq!(number(&db.client().await, "SELECT count(*) FROM once.outbox").await, 800);
 }

@@ -151,6 +151,7 @@ fn read_told(row: &Row, asked: Instant) -> Result<Told, Trouble> {
                 retry_after_ms: row.try_get(13)?,
                 fence: row.try_get(14)?,
                 lease_ms: row.try_get(15)?,
+                waited_ms: None, // a batch never waits
             },
             expires_in: left(row.try_get(16)?, asked),
         })

@@ -254,7 +254,7 @@ fn answer(core: &Arc<Core>, completion: Completion, completed: Completed) {
         ("lost", _) => Err(Error::LeaseLost),
         ("too_large", _) => Err(Error::Refused {
             sqlstate: "P4005".into(),
-            message: "the response is larger than 16 MiB; store a reference and rebuild the answer from it".into(),
+            message: "a part of the answer is over its limit; store a reference and rebuild the answer from it".into(),
         }),
         (other, _) => {
             Err(Error::Schema(format!("the database answered a verdict that this version does not know: {other:?}")))

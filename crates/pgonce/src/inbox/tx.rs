@@ -133,6 +133,14 @@ impl MessageTx {
         job.add(&self.0.connection, queue, &self.0.tenant).await
     }
 
+    /// Posts to the ledger, for the message's tenant; see [`crate::Tx::post`].
+    ///
+    /// # Errors
+    /// P4090 to P4094, see docs/reference/errors.md; nothing was posted.
+    pub async fn post(&self, posting: &crate::ledger::Posting) -> Result<crate::ledger::Posted, Error> {
+        crate::ledger::post_on(&self.0.connection, &self.0.tenant, posting).await
+    }
+
     /// Records what the handler made, beside the message.
     pub fn made(&self, result_type: impl Into<String>, result_id: impl Into<String>) {
         let mut noted = self.noted();

@@ -113,6 +113,7 @@ async fn examine(client: &Client, options: &Options) -> Vec<Finding> {
         add("drift", schema::drift(client).await);
         add("privileges", schema::privileges(client).await);
         add("unlogged", schema::unlogged(client).await);
+        add("ledger", schema::ledger(client).await);
         add("retention", data::retention(client).await);
         add("purge", data::waiting_for_purge(client).await);
         add("stale", data::stale(client).await);

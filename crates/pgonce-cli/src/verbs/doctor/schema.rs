@@ -12,8 +12,8 @@ use crate::database;
 pub async fn examine(client: &Client) -> Findings {
     let all = pgonce::migrate::status(client).await?;
     let of = |state: &str| all.iter().filter(|migration| migration.state == state).count();
-    let version =
-        all.iter().filter(|migration| migration.applied_at.is_some()).map(|migration| migration.version).max();
+    let applied = all.iter().filter(|migration| migration.schema == "once" && migration.applied_at.is_some());
+    let version = applied.map(|migration| migration.version).max();
     let Some(version) = version else {
         return Ok(vec![Finding::new(
             Level::Fail,
@@ -97,18 +97,27 @@ pub async fn direct(client: &Client) -> Findings {
 }
 
 const FUNCTIONS: &str = "
-SELECT jsonb_build_object('name', p.proname, 'signature', p.oid::regprocedure::text, 'body', p.prosrc)
-FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'once'::regnamespace ORDER BY p.proname";
+SELECT jsonb_build_object('name', CASE n.nspname WHEN 'once' THEN '' ELSE n.nspname || '.' END || p.proname, 'signature', p.oid::regprocedure::text, 'body', p.prosrc)
+FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+WHERE n.nspname IN ('once', 'once_ledger') ORDER BY 1";
+/// Its trigger's function is part of a migration: it must be there before the functions are.
+const OF_MIGRATIONS: [&str; 1] = ["once_ledger.immutable"];
 
 /// Functions that are not what this binary would install.
 pub async fn drift(client: &Client) -> Findings {
     let installed = database::json_rows(client, FUNCTIONS, &[]).await?;
+    let has_ledger = installed.iter().any(|function| function["name"] == OF_MIGRATIONS[0]);
     let mut expected: HashMap<String, String> = pgonce::migrate::function_bodies().into_iter().collect();
+    if has_ledger {
+        let of_ledger = pgonce::migrate::ledger_function_bodies().into_iter();
+        expected.extend(of_ledger.map(|(name, body)| (format!("once_ledger.{name}"), body)));
+    }
     let total = expected.len();
     let (mut changed, mut extra) = (Vec::new(), Vec::new());
     for function in &installed {
         let name = function["name"].as_str().unwrap_or_default();
         match expected.remove(name) {
+            None if OF_MIGRATIONS.contains(&name) => {}
             None => extra.push(function["signature"].as_str().unwrap_or(name)),
             Some(body) if function["body"] != body.as_str() => changed.push(name),
             Some(_) => {}
@@ -132,7 +141,7 @@ pub async fn drift(client: &Client) -> Findings {
         findings.push(Finding::new(
             Level::Warn,
             "drift",
-            format!("functions in schema once that are not pgonce's: {}", some_of(&extra)),
+            format!("functions in our schemas that are not pgonce's: {}", some_of(&extra)),
             "A call may find them in place of the intended one.",
             "Move them to a schema of your own, or drop them.",
         ));
@@ -152,7 +161,8 @@ const EXPOSED: &str = "
 SELECT jsonb_build_object('name', p.proname, 'unpinned', p.prosecdef
         AND NOT EXISTS (SELECT 1 FROM unnest(p.proconfig) c WHERE c LIKE 'search\\_path=%'),
     'public', has_function_privilege('public', p.oid, 'EXECUTE'))
-FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'once'::regnamespace ORDER BY p.proname";
+FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+WHERE n.nspname IN ('once', 'once_ledger') ORDER BY p.proname";
 
 /// SECURITY DEFINER functions with a pinned search_path, and nothing for PUBLIC.
 pub async fn privileges(client: &Client) -> Findings {
@@ -192,8 +202,8 @@ pub async fn privileges(client: &Client) -> Findings {
 }
 
 const NOT_LOGGED: &str = "
-SELECT to_jsonb(c.relname) FROM pg_catalog.pg_class c
-WHERE c.relnamespace = 'once'::regnamespace AND c.relkind IN ('r', 'p', 'S') AND c.relpersistence <> 'p' ORDER BY c.relname";
+SELECT to_jsonb(c.relname) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname IN ('once', 'once_ledger') AND c.relkind IN ('r', 'p', 'S') AND c.relpersistence <> 'p' ORDER BY c.relname";
 
 /// Tables that a crash would empty.
 pub async fn unlogged(client: &Client) -> Findings {
@@ -208,6 +218,30 @@ pub async fn unlogged(client: &Client) -> Findings {
             format!("UNLOGGED: {}", some_of(&names)),
             "A crash empties them, and a standby never has them: every retry after that is a second effect.",
             "ALTER TABLE once.… SET LOGGED",
+        )
+    }])
+}
+
+const GUARDS: &str = "
+SELECT to_jsonb(c.relname) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'once_ledger' AND c.relname IN ('posting', 'entry', 'account', 'currency')
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t
+                  WHERE t.tgrelid = c.oid AND t.tgname = 'immutable' AND t.tgenabled = 'A')
+ORDER BY c.relname";
+
+/// Whether the ledger's history is still guarded, where there is a ledger.
+pub async fn ledger(client: &Client) -> Findings {
+    let tables = database::json_rows(client, GUARDS, &[]).await?;
+    let names: Vec<&str> = tables.iter().filter_map(Value::as_str).collect();
+    Ok(vec![if names.is_empty() {
+        Finding::ok("ledger", "no guard of a ledger's history is off")
+    } else {
+        Finding::new(
+            Level::Fail,
+            "ledger",
+            format!("the guard against changes is off for: {}", some_of(&names)),
+            "Entries can be changed in silence: balances may not be what was posted.",
+            "ALTER TABLE once_ledger.… ENABLE ALWAYS TRIGGER immutable, then pgonce ledger verify.",
         )
     }])
 }

@@ -13,6 +13,7 @@ use tokio_postgres::types::Type;
 
 use crate::WrongUse;
 use crate::database::{self, Param};
+use crate::decision::Decision;
 use crate::output::{Column, Out, say};
 
 /// `pgonce intents …`
@@ -234,12 +235,8 @@ pub struct SettleOptions {
     /// What became of it
     #[arg(long)]
     verdict: Verdict,
-    /// Why you know: goes into the audit trail
-    #[arg(long)]
-    reason: String,
-    /// Who decides
-    #[arg(long, env = "USER", hide_env = true)]
-    actor: Option<String>,
+    #[command(flatten)]
+    decision: Decision,
     /// What the effect made, for later replays
     #[arg(long)]
     result_type: Option<String>,
@@ -255,14 +252,7 @@ pub struct SettleOptions {
 }
 
 async fn settle(options: SettleOptions, client: &Client, out: Out) -> anyhow::Result<()> {
-    let actor = options
-        .actor
-        .as_deref()
-        .filter(|actor| !actor.trim().is_empty())
-        .ok_or_else(|| WrongUse("nobody knows who decides: give --actor, for the audit trail".into()))?;
-    if options.reason.trim().is_empty() {
-        return Err(WrongUse("a decision needs its reason: --reason is empty".into()).into());
-    }
+    let actor = options.decision.actor()?;
     let body = options.response_body.as_deref().map(read_body).transpose()?;
     let sql = "SELECT to_jsonb(once.settle(p_scope => $1, p_key => $2, p_verdict => $3, p_actor => $4, p_reason => $5,
         p_result_type => $6, p_result_id => $7, p_response_code => $8, p_response_body => $9, p_tenant => $10))";
@@ -272,7 +262,7 @@ async fn settle(options: SettleOptions, client: &Client, out: Out) -> anyhow::Re
         (&options.key, Type::TEXT),
         (&verdict, Type::TEXT),
         (&actor, Type::TEXT),
-        (&options.reason, Type::TEXT),
+        (&options.decision.reason, Type::TEXT),
         (&options.result_type, Type::TEXT),
         (&options.result_id, Type::TEXT),
         (&options.response_code, Type::INT4),
