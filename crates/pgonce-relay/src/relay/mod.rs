@@ -1,9 +1,10 @@
 //! The relay: reads the outbox's log, sends, records. Any number of them share a sink's work.
 //!
 //! A sink's work is divided into lanes, by hash of the ordering key. A relay holds lanes by lease (`holding`), reads what
-//! one snapshot sees and the one before did not (`work`), sends it in rounds that keep each key's order (`rounds`), and
+//! one snapshot sees and the one before did not (`work`), sends it in rounds that keep each key's order (`carry`, `rounds`), and
 //! records the snapshot as delivered, fenced. Whatever dies in between is sent again, under the same ids.
 
+mod carry;
 mod holding;
 pub(crate) mod log;
 pub mod replay;

@@ -2,6 +2,7 @@
 //! out when the one before it has arrived. Keys do not wait for each other: one that fails is set aside with
 //! everything behind it.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 
 use super::log::{Held, Place};
@@ -64,9 +65,13 @@ impl Rounds {
         self.queues.is_empty()
     }
 
-    /// The next messages: the first of each key.
-    pub fn next(&self) -> Vec<Message> {
-        self.queues.iter().filter_map(|queue| queue.front()).map(|index| self.messages[*index].clone()).collect()
+    /// The next messages: the first of each key. Mostly that is all there are, and then they are not copied.
+    pub fn next(&self) -> Cow<'_, [Message]> {
+        if self.queues.len() == self.messages.len() {
+            return Cow::Borrowed(&self.messages);
+        }
+        let first = self.queues.iter().filter_map(|queue| queue.front());
+        Cow::Owned(first.map(|index| self.messages[*index].clone()).collect())
     }
 
     /// Takes the verdicts of what `next` gave; `fate` says what becomes of a failed message: its state, and the pause.
@@ -145,7 +150,7 @@ mod tests {
     }
 
     fn ids(rounds: &Rounds) -> Vec<String> {
-        rounds.next().into_iter().map(|message| message.id).collect()
+        rounds.next().iter().map(|message| message.id.clone()).collect()
     }
 
     fn parked(_: &Verdict) -> (&'static str, Option<i64>) {

@@ -4,15 +4,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{OptionFuture, join, join_all};
 use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 use uuid::Uuid;
 
+use super::carry::{Carrier, Reached, Stopped, count, fate, is_expired};
 use super::holding::Keeper;
-use super::log::{Cursor, Due, Held, Lag, Log, Place, is_lost};
-use super::rounds::{Round, Rounds};
-use super::{Finished, RelaySettings, SinkSettings, backoff, jitter, told_to_stop};
+use super::log::{Cursor, Due, Lag, Log, Place, is_lost};
+use super::{Finished, RelaySettings, SinkSettings, told_to_stop};
 use crate::sink::Sink;
 use crate::{Message, Verdict};
 
@@ -31,11 +31,11 @@ pub(super) struct Session<'a> {
     settings: &'a RelaySettings,
     name: &'a str,
     sink: Arc<dyn Sink>,
-    log: Log,
+    log: Arc<Log>,
     keeper: Keeper,
     lanes: HashMap<i16, (Uuid, Cursor)>,
-    /// Keys that have something held.
-    blocked: HashSet<(String, String)>,
+    /// Keys that have something held; shared with the streams while they run.
+    blocked: Arc<HashSet<(String, String)>>,
     /// Why this sink's work stands still, if it does: then there is nothing to run.
     pub disabled: Option<String>,
     followed: Instant,
@@ -43,34 +43,6 @@ pub(super) struct Session<'a> {
 }
 
 type Worked<T> = Result<T, pgonce::Error>;
-
-/// What became of some lanes' part of a difference.
-struct Stream {
-    lanes: Vec<(i16, Uuid)>,
-    reached: Reached,
-    blocked: Vec<(String, String)>,
-    delivered: u64,
-    failed: Option<Stopped>,
-}
-
-/// How far it is recorded.
-enum Reached {
-    Nothing,
-    Position(i64),
-    All,
-}
-
-impl Reached {
-    fn apply(&self, cursor: &mut Cursor, target: &str) {
-        match self {
-            Self::Nothing => {}
-            Self::Position(position) => {
-                (cursor.target, cursor.position) = (Some(target.to_owned()), Some(*position));
-            }
-            Self::All => *cursor = Cursor { delivered: target.to_owned(), target: None, position: None },
-        }
-    }
-}
 
 /// How a session ended that nothing broke.
 #[derive(Debug)]
@@ -81,36 +53,13 @@ pub(super) enum Ended {
     Disabled(String),
 }
 
-/// Why a piece of work was not finished: nothing of it is recorded.
-enum Stopped {
-    /// The lease is over, or somebody wants us to end while the sink is away.
-    Left,
-    /// The sink wants nothing any more; the database knows.
-    Disabled(String),
-    /// The sink has ended.
-    Closed(String),
-    Broken(pgonce::Error),
-}
-
-impl From<pgonce::Error> for Stopped {
-    fn from(error: pgonce::Error) -> Self {
-        Self::Broken(error)
-    }
-}
-
-impl From<tokio_postgres::Error> for Stopped {
-    fn from(error: tokio_postgres::Error) -> Self {
-        Self::Broken(error.into())
-    }
-}
-
 impl<'a> Session<'a> {
     pub async fn open(
         settings: &'a RelaySettings,
         sink_settings: &'a SinkSettings,
         sink: Arc<dyn Sink>,
     ) -> Worked<Self> {
-        let log = Log::connect(&settings.database_url).await?;
+        let log = Arc::new(Log::connect(&settings.database_url).await?);
         let disabled = log.open_sink(sink_settings).await?;
         let keeper = Keeper::start(settings, sink_settings).await?;
         let mut session = Self {
@@ -120,7 +69,7 @@ impl<'a> Session<'a> {
             log,
             keeper,
             lanes: HashMap::new(),
-            blocked: HashSet::new(),
+            blocked: Arc::default(),
             disabled,
             followed: Instant::now(),
             signal: Signal::listen(&settings.database_url).await,
@@ -204,7 +153,7 @@ impl<'a> Session<'a> {
 
     async fn reload_blocked(&mut self) -> Worked<()> {
         let lanes: Vec<i16> = self.lanes.keys().copied().collect();
-        self.blocked = self.log.held_keys(self.name, &lanes).await?.into_iter().collect();
+        self.blocked = Arc::new(self.log.held_keys(self.name, &lanes).await?.into_iter().collect());
         Ok(())
     }
 
@@ -219,7 +168,7 @@ impl<'a> Session<'a> {
     }
 
     fn is_expired(&self) -> bool {
-        Instant::now() >= self.keeper.held.borrow().valid_until
+        is_expired(&self.keeper.held)
     }
 
     /// Everything once: what is due again, then what is new, for each group of lanes that are equally far. Whether there
@@ -284,17 +233,27 @@ impl<'a> Session<'a> {
         // Lanes share no key: each stream of them is sent and recorded by itself, and none waits for another's
         // acknowledgements. Few messages are one stream: a record is a commit.
         let streams = if places.len() <= self.settings.batch_max { 1 } else { STREAMS_MAX.min(group.len()) };
-        let ended = join_all((0..streams).map(|number| {
+        // Tasks of their own, so that they use all cores; gone with this call.
+        let mut running = JoinSet::new();
+        for number in 0..streams {
             let lanes: Vec<(i16, Uuid)> = group.iter().copied().skip(number).step_by(streams).collect();
-            let mine =
+            let mine: Vec<Place> =
                 places.iter().copied().filter(|place| lanes.iter().any(|(lane, _)| *lane == place.lane)).collect();
-            self.stream(lanes, mine, &target, whole, stop)
-        }))
-        .await;
+            let (carrier, stop, target) = (self.carrier(), stop.clone(), target.clone());
+            running.spawn(async move { carrier.stream(lanes, mine, &target, whole, &stop).await }.in_current_span());
+        }
         let mut failed = None;
-        for stream in ended {
+        while let Some(ended) = running.join_next().await {
+            // Nobody ends them but this call's own end: what is not a panic is that.
+            let stream = match ended.map_err(JoinError::try_into_panic) {
+                Ok(stream) => stream,
+                Err(Ok(panic)) => std::panic::resume_unwind(panic),
+                Err(Err(_)) => return Err(Stopped::Left),
+            };
             finished.delivered += stream.delivered;
-            self.blocked.extend(stream.blocked);
+            if !stream.blocked.is_empty() {
+                Arc::make_mut(&mut self.blocked).extend(stream.blocked);
+            }
             for (lane, _) in &stream.lanes {
                 if let Some((_, cursor)) = self.lanes.get_mut(lane) {
                     stream.reached.apply(cursor, &target);
@@ -305,120 +264,14 @@ impl<'a> Session<'a> {
         failed.map_or(Ok(true), Err)
     }
 
-    /// Some lanes' part of a difference: batch after batch, each recorded when it was sent.
-    async fn stream(
-        &self,
-        lanes: Vec<(i16, Uuid)>,
-        places: Vec<Place>,
-        target: &str,
-        whole: bool,
-        stop: &watch::Receiver<bool>,
-    ) -> Stream {
-        let mut stream = Stream { lanes, reached: Reached::Nothing, blocked: Vec::new(), delivered: 0, failed: None };
-        stream.failed = self.carry(&mut stream, &places, target, whole, stop).await.err();
-        stream
-    }
-
-    async fn carry(
-        &self,
-        stream: &mut Stream,
-        places: &[Place],
-        target: &str,
-        whole: bool,
-        stop: &watch::Receiver<bool>,
-    ) -> Result<(), Stopped> {
-        let (lanes, claims): (Vec<i16>, Vec<Uuid>) = stream.lanes.iter().copied().unzip();
-        let mut batches = places.chunks(self.settings.batch_max.clamp(1, 10_000)).peekable();
-        let mut next = match batches.peek() {
-            Some(batch) => self.log.messages(batch).await?,
-            // Nothing of the difference is in these lanes.
-            None if whole => {
-                self.log.advance(self.name, &lanes, &claims, target, None, &[]).await?;
-                stream.reached = Reached::All;
-                return Ok(());
-            }
-            None => return Ok(()),
-        };
-        while let Some(batch) = batches.next() {
-            let messages = std::mem::take(&mut next);
-            // The next batch is read while this one is sent.
-            let read = OptionFuture::from(batches.peek().map(|batch| self.log.messages(batch)));
-            let (sent, read) = join(self.send(messages, batch, &stream.blocked, stop), read).await;
-            let (held, blocked, delivered) = sent?;
-            next = read.transpose()?.unwrap_or_default();
-            stream.delivered += delivered;
-            let is_last = whole && batches.peek().is_none();
-            let position = (!is_last).then_some(batch[batch.len() - 1].position);
-            fail::fail_point!("relay::before_record");
-            self.log.advance(self.name, &lanes, &claims, target, position, &held).await?;
-            fail::fail_point!("relay::after_record");
-            stream.reached = position.map_or(Reached::All, Reached::Position);
-            stream.blocked.extend(blocked);
-            if *stop.borrow() {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends a batch, round by round; waits for a sink that is away for as long as the lanes are ours.
-    async fn send(
-        &self,
-        messages: Vec<Message>,
-        places: &[Place],
-        blocked: &[(String, String)],
-        stop: &watch::Receiver<bool>,
-    ) -> Result<(Vec<Held>, Vec<(String, String)>, u64), Stopped> {
-        let span = tracing::info_span!("pgonce.publish", sink = self.name, messages = messages.len());
-        async move {
-            // Those from before, and those of this difference's earlier batches.
-            let is_blocked = |tenant: &str, key: &str| {
-                let any = !self.blocked.is_empty() || !blocked.is_empty();
-                let key = any.then(|| (tenant.to_owned(), key.to_owned()));
-                key.is_some_and(|key| self.blocked.contains(&key) || blocked.contains(&key))
-            };
-            let mut rounds = Rounds::new(messages, places, is_blocked);
-            let mut pause = Duration::from_millis(50);
-            while !rounds.is_done() {
-                if self.is_expired() {
-                    return Err(Stopped::Left);
-                }
-                let started = Instant::now();
-                fail::fail_point!("relay::before_send");
-                let verdicts = self.sink.send(&rounds.next()).await;
-                fail::fail_point!("relay::after_send");
-                count(self.name, &verdicts, started);
-                match rounds.settle(verdicts, |verdict| self.fate(verdict, 1)) {
-                    Round::Next => pause = Duration::from_millis(50),
-                    Round::Away(reason) => {
-                        tracing::warn!(sink = self.name, %reason, "the sink is away; nothing is lost, trying again");
-                        if *stop.borrow() {
-                            return Err(Stopped::Left);
-                        }
-                        tokio::time::sleep(jitter(pause)).await;
-                        pause = (pause * 2).min(Duration::from_secs(5));
-                    }
-                    Round::Disabled(reason) => {
-                        self.log.disable_sink(self.name, &reason).await?;
-                        return Err(Stopped::Disabled(reason));
-                    }
-                    Round::Closed(reason) => return Err(Stopped::Closed(reason)),
-                }
-            }
-            Ok(rounds.end())
-        }
-        .instrument(span)
-        .await
-    }
-
-    /// What becomes of a message that was not taken, after so many attempts.
-    fn fate(&self, verdict: &Verdict, attempts: u32) -> (&'static str, Option<i64>) {
-        match verdict {
-            Verdict::Retry { after, .. } if attempts < self.settings.attempts_max => {
-                let pause = after.unwrap_or_else(|| backoff(attempts, self.settings.backoff_max));
-                ("failing", Some(i64::try_from(pause.as_millis()).unwrap_or(i64::MAX)))
-            }
-            _ => ("parked", None),
+    fn carrier(&self) -> Carrier {
+        Carrier {
+            settings: self.settings.clone(),
+            name: self.name.to_owned(),
+            sink: Arc::clone(&self.sink),
+            log: Arc::clone(&self.log),
+            held: self.keeper.held.clone(),
+            blocked: Arc::clone(&self.blocked),
         }
     }
 
@@ -455,7 +308,7 @@ impl<'a> Session<'a> {
             }
             Verdict::Closed { reason } => return Err(Stopped::Closed(reason.clone())),
             Verdict::Retry { reason, .. } | Verdict::Refused { reason } => {
-                let (state, delay) = self.fate(verdict, due.attempts + 1);
+                let (state, delay) = fate(self.settings, verdict, due.attempts + 1);
                 (state, Some(reason.as_str()), delay)
             }
         };
@@ -464,25 +317,13 @@ impl<'a> Session<'a> {
                 finished.delivered += u64::from(state == "delivered");
                 if !more {
                     let (tenant, key) = due.message.lane_key();
-                    self.blocked.remove(&(tenant.to_owned(), key.to_owned()));
+                    Arc::make_mut(&mut self.blocked).remove(&(tenant.to_owned(), key.to_owned()));
                 }
                 Ok(())
             }
             Err(error) if is_lost(&error) => Ok(()),
             Err(error) => Err(error.into()),
         }
-    }
-}
-
-fn count(sink: &str, verdicts: &[Verdict], started: Instant) {
-    metrics::histogram!("pgonce_publish_duration_seconds", "sink" => sink.to_owned())
-        .record(started.elapsed().as_secs_f64());
-    let mut counts: HashMap<&'static str, u64> = HashMap::new();
-    for verdict in verdicts {
-        *counts.entry(verdict.name()).or_default() += 1;
-    }
-    for (verdict, count) in counts {
-        metrics::counter!("pgonce_published_total", "sink" => sink.to_owned(), "verdict" => verdict).increment(count);
     }
 }
 

@@ -146,6 +146,15 @@ impl Broker {
         (connection, channel)
     }
 
+    /// A connection that is patient: the client's own limit is half a second, which a busy machine needs for itself.
+    pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
+        let patience = Some(Duration::from_secs(60));
+        let config =
+            redis::AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
+        let client = redis::Client::open(self.url()).unwrap();
+        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+    }
+
     pub fn kafka(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.url().trim_start_matches("kafka://")).set("group.id", "looking");

@@ -24,8 +24,7 @@ impl Broker {
                 tokio::task::spawn_blocking(move || undone_in_kafka(&config.create().unwrap(), &topic)).await.unwrap()
             }
             Self::Redis(_) => {
-                let client = redis::Client::open(self.url()).unwrap();
-                let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+                let mut connection = self.redis().await;
                 let answer: Vec<redis::Value> =
                     redis::cmd("XPENDING").arg(topic).arg(consumer).query_async(&mut connection).await.unwrap();
                 redis::from_redis_value(answer[0].clone()).unwrap()

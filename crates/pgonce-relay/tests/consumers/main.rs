@@ -92,8 +92,7 @@ impl World {
                 producer.send(record, Duration::from_secs(30)).await.unwrap();
             }
             Broker::Redis(_) => {
-                let client = redis::Client::open(self.broker.url()).unwrap();
-                let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+                let mut connection = self.broker.redis().await;
                 let mut add = redis::cmd("XADD");
                 add.arg(topic).arg("*").arg("payload").arg(&*payload);
                 headers.iter().for_each(|(name, value)| {

@@ -83,8 +83,7 @@ async fn amqp_returned_messages_are_told_apart_in_a_large_batch() {
 }
 
 async fn redis(broker: &Broker, command: &[&str]) -> redis::Value {
-    let client = redis::Client::open(broker.url()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut connection = broker.redis().await;
     redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connection).await.unwrap()
 }
 

@@ -108,8 +108,7 @@ impl Broker {
     }
 
     async fn stored_in_redis(&self, topic: &str) -> Vec<Stored> {
-        let client = redis::Client::open(self.url()).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut connection = self.redis().await;
         let entries: Vec<(String, Vec<(String, String)>)> =
             redis::cmd("XRANGE").arg(topic).arg("-").arg("+").query_async(&mut connection).await.unwrap();
         let read = |fields: Vec<(String, String)>| {

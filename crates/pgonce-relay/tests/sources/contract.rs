@@ -208,8 +208,7 @@ pub async fn a_message_of_a_stranger_has_an_id(broker: Broker) {
             producer.send(record, Duration::from_secs(10)).await.unwrap();
         }
         Broker::Redis(_) => {
-            let client = redis::Client::open(broker.url()).unwrap();
-            let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+            let mut connection = broker.redis().await;
             let mut add = redis::cmd("XADD");
             add.arg(&topic).arg("7-1").arg("payload").arg("hello").exec_async(&mut connection).await.unwrap();
         }

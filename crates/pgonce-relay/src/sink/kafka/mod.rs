@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{self, BoxFuture, Either};
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::{Header, OwnedHeaders};
@@ -131,16 +131,17 @@ impl KafkaSink {
         };
         let queued: Vec<_> = messages.iter().map(|message| self.queue(&producer, message)).collect();
         // librdkafka answers for every message by its own time-out; ours is behind it, should it ever not.
-        let deadline = tokio::time::Instant::now() + self.timeout + Duration::from_secs(5);
+        // One timer for all of them.
+        let mut late = std::pin::pin!(tokio::time::sleep(self.timeout + Duration::from_secs(5)));
         let mut verdicts = Vec::with_capacity(messages.len());
         for queued in queued {
             verdicts.push(match queued {
                 Err(verdict) => verdict,
-                Ok(answer) => match tokio::time::timeout_at(deadline, answer).await {
-                    Ok(Ok(Ok(_))) => Verdict::Delivered,
-                    Ok(Ok(Err((error, _)))) => verdict(&error),
-                    Ok(Err(_)) => Verdict::away("the producer has ended"),
-                    Err(_) => Verdict::away("no acknowledgement in time"),
+                Ok(answer) => match future::select(answer, late.as_mut()).await {
+                    Either::Left((Ok(Ok(_)), _)) => Verdict::Delivered,
+                    Either::Left((Ok(Err((error, _))), _)) => verdict(&error),
+                    Either::Left((Err(_), _)) => Verdict::away("the producer has ended"),
+                    Either::Right(_) => Verdict::away("no acknowledgement in time"),
                 },
             });
         }
