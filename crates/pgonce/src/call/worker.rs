@@ -110,7 +110,6 @@ impl<'a> CallWorker<'a> {
         while !stopping || !running.is_empty() {
             let free = if stopping { 0 } else { self.at_once - running.len() };
             let taken = if free > 0 { beside(&mut running, self.work_or_wait(free)).await } else { Vec::new() };
-            let is_idle = taken.is_empty();
             running.extend(taken);
             if counted.is_none_or(|counted| counted.elapsed() >= COUNT_EVERY) {
                 counted = Some(Instant::now());
@@ -119,8 +118,8 @@ impl<'a> CallWorker<'a> {
             tokio::select! {
                 Some(()) = running.next() => {}
                 () = &mut stop, if !stopping => stopping = true,
-                () = tokio::time::sleep(self.poll), if is_idle && !stopping => {}
-                // Also while all hands are full, so that a stop is seen.
+                // Also while there is work: it may have ended beside the counting, with nothing left to wait for.
+                () = tokio::time::sleep(self.poll), if !stopping => {}
                 else => {}
             }
         }
