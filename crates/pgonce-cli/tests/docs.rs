@@ -133,7 +133,9 @@ async fn run_line(db: &TestDb, line: &str, name: &str) -> String {
 
 /// Whether a line goes on until it is stopped, and says when it serves.
 fn serves(line: &str) -> bool {
-    line.starts_with("pgonce consume ") || (line.starts_with("pgonce relay ") && !line.contains("--until-empty"))
+    line.starts_with("pgonce consume ")
+        || (line.starts_with("pgonce reconcile") && !line.contains("--until-settled"))
+        || (line.starts_with("pgonce relay ") && !line.contains("--until-empty"))
 }
 
 /// What the lines about the outbox speak of: a sink that is disabled and has a parked message, and a replay that was
@@ -146,6 +148,14 @@ async fn prepare_outbox(db: &TestDb) {
         INSERT INTO once.outbox_replay (id, sink, actor, reason, selection, upto)
         OVERRIDING SYSTEM VALUE VALUES (7, 'stdout:', 'operator', 'a test', '{}', -1)
         ON CONFLICT (id) DO UPDATE SET finished_at = NULL, leased_until = NULL";
+    db.client().await.batch_execute(sql).await.unwrap();
+}
+
+/// The call that the lines about calls speak of: a person has to decide about it, each time anew.
+async fn prepare_call(db: &TestDb) {
+    let sql = "SELECT once.define_provider('books', '{}'); DELETE FROM once.call;
+        INSERT INTO once.call (id, state, ordinal, requested_at, next_at, unknown_since, provider, operation, tenant, method, path, request_hash)
+        VALUES ('5b3f0e2a-6c1d-8e4f-9a7b-2d8c6e1f0a93', 'escalated', 0, now(), now(), now(), 'books', 'charge', '', 'POST', '/charges', '')";
     db.client().await.batch_execute(sql).await.unwrap();
 }
 
@@ -203,6 +213,9 @@ async fn every_pgonce_line_runs() {
             if line.starts_with("pgonce ledger ") && !line.contains(" install") {
                 prepare_ledger(&db).await;
             }
+            if line.starts_with("pgonce calls ") {
+                prepare_call(&db).await;
+            }
             // Nothing is in the outbox here: no page sends anything to the hosts that it names.
             run_line(&db, &line, &name).await;
         }
@@ -222,6 +235,7 @@ async fn pages_are_walked_from_top_to_bottom() {
         ("guides/outbox.md", "pgonce relay", r#""type":"parcel.packed""#),
         ("guides/ledger.md", "pgonce ledger verify", "6 accounts are the sums of their 10 entries"),
         ("guides/consumers.md", "pgonce inbox status", "processed"),
+        ("guides/calls.md", "pgonce calls list", "ch_77"),
     ] {
         let path = root().join(if ending == "README.md" { ending.to_owned() } else { format!("docs/{ending}") });
         let db = TestDb::new().await;

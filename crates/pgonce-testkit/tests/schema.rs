@@ -81,6 +81,24 @@ async fn flow(client: &Client, key: &str) {
     let kinds: Vec<String> = client.query(peek, &[&keys]).await.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(kinds, ["replay_success", "uncertain"]);
     inbox_flow(client, key).await;
+    call_flow(client, key).await;
+}
+
+/// What an application does about calls of a provider; the key is in the provider's name.
+async fn call_flow(client: &Client, key: &str) {
+    let provider = format!("flow {key}");
+    let define = "SELECT once.define_provider($1, '{\"base_url\": \"https://flow.example/v1\", \"resend\": true, \"rate_per_second\": 5}')";
+    client.execute(define, &[&provider]).await.unwrap();
+    let derived = "SELECT once.call_key('', $1, 'flow', 'k', 'charge', 0)::text";
+    let derived: String = client.query_one(derived, &[&provider]).await.unwrap().get(0);
+    let notice = "SELECT once.call_notice($1, 'n', 'confirmed', $2, 'ch_1', 'body')";
+    assert_eq!(client.query_one(notice, &[&provider, &derived]).await.unwrap().get::<_, &str>(0), "stored");
+    let call = "SELECT once.call($1, 'charge', '/charges', '{\"amount\": 7}', p_scope => 'flow', p_key => 'k')::text";
+    for _ in 0..2 {
+        assert_eq!(client.query_one(call, &[&provider]).await.unwrap().get::<_, String>(0), derived);
+    }
+    assert_eq!(client.query_one(notice, &[&provider, &derived]).await.unwrap().get::<_, &str>(0), "duplicate");
+    client.execute("SELECT once.call($1, 'ping', '/ping')", &[&provider]).await.unwrap();
 }
 
 /// Every function that a consumer calls; the key is the consumer's name.
@@ -349,12 +367,16 @@ async fn each_role_may_do_its_own_and_no_more() {
         "admit_batch",
         "advance",
         "baseline",
+        "call",
+        "call_key",
+        "call_notice",
         "canonical_json",
         "claim",
         "claim_batch",
         "clock",
         "count_uncertain",
         "define_consumer",
+        "define_provider",
         "define_scope",
         "doubt",
         "emit",
@@ -398,9 +420,11 @@ async fn each_role_may_do_its_own_and_no_more() {
         "adopt_outbox",
         "ask_replay",
         "baseline",
+        "call_settle",
         "clock",
         "continue_replay",
         "define_consumer",
+        "define_provider",
         "define_scope",
         "import_abandon",
         "import_result",
@@ -410,6 +434,7 @@ async fn each_role_may_do_its_own_and_no_more() {
         "keep_outbox",
         "outbox_messages",
         "purge",
+        "purge_calls",
         "purge_imports",
         "purge_inbox",
         "purge_rows",
@@ -428,6 +453,14 @@ async fn each_role_may_do_its_own_and_no_more() {
     assert_eq!(rights(&admin, "once_reader").await, (reader, views.clone()));
     let relay = [
         "advance_lanes",
+        "call_ask_sql",
+        "call_asked",
+        "call_doubts",
+        "call_heard",
+        "call_open",
+        "call_recover",
+        "call_sweep",
+        "call_take",
         "clock",
         "disable_sink",
         "drop_lanes",
@@ -437,6 +470,7 @@ async fn each_role_may_do_its_own_and_no_more() {
         "open_sink",
         "outbox_difference",
         "outbox_messages",
+        "provider_heard",
         "rotate_outbox",
         "schema_version",
         "settle_held",
@@ -541,7 +575,7 @@ async fn a_hostile_search_path_changes_nothing() {
     let user = format!("mallory_{}", db.name());
     admin
         .batch_execute(&format!(
-            "CREATE ROLE {user} LOGIN IN ROLE once_app, once_ops; CREATE SCHEMA evil AUTHORIZATION {user};
+            "CREATE ROLE {user} LOGIN IN ROLE once_app, once_ops, once_relay; CREATE SCHEMA evil AUTHORIZATION {user};
              CREATE FUNCTION public.probe(key text) RETURNS boolean LANGUAGE sql AS 'SELECT NULL::boolean'"
         ))
         .await
@@ -570,7 +604,8 @@ async fn a_hostile_search_path_changes_nothing() {
     let operate =
         "SELECT once.recover(); SELECT once.purge(10, true); SELECT once.settle('probed', 'key', 'failed', 'a', 'r');
          SELECT once.inbox_replay('flow', 'a', 'r'); SELECT once.inbox_discard('flow', '{1}', 'a', 'r');
-         SELECT once.purge_inbox()";
+         SELECT once.purge_inbox(); SELECT once.call_take('w', 10); SELECT once.call_recover(); SELECT once.call_doubts('w', 10);
+         SELECT once.call_sweep(); SELECT once.call_open(); SELECT once.provider_heard('flow key', true); SELECT once.purge_calls()";
     client.batch_execute(operate).await.unwrap();
     assert_eq!(db.status("probed", "key").await.as_deref(), Some("failed_final"));
     let ran = list(&admin, "SELECT what || ' as ' || as_whom FROM evil.ran").await;
@@ -588,6 +623,8 @@ const FIRST_VERSION: &str = "
     DROP TABLE once.inbox, once.admitted, once.admitted_range, once.inbox_stream, once.entity_version, once.consumer CASCADE;
     DROP TYPE once.message_result, once.inbox_state CASCADE;
     DROP TABLE once.import_row, once.import_batch, once.import_job CASCADE; DROP TYPE once.import_state CASCADE;
+    DROP TABLE once.call_notice, once.call_evidence, once.call, once.provider_state, once.provider CASCADE;
+    DROP TYPE once.call_state CASCADE;
     CREATE FUNCTION once.claim_any(p_scope text, p_key text, p_fingerprint bytea, p_mode text, p_claimed_by text, p_lease interval,
         p_wait interval, p_tenant text) RETURNS once.claim_result LANGUAGE sql AS 'SELECT NULL::once.claim_result';
     CREATE FUNCTION once.own(p_row once.intent, p_policy once.scope, p_tenant text, p_scope text, p_key text, p_fingerprint bytea,

@@ -16,7 +16,7 @@ use tokio_postgres::Client;
 use crate::provider;
 
 /// What a busy machine may take.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(100);
 
 const SHOP: &str = "CREATE SCHEMA app; GRANT USAGE ON SCHEMA app TO PUBLIC;
     CREATE TABLE app.settled (at bigint GENERATED ALWAYS AS IDENTITY, call_id uuid, verdict text);
@@ -78,7 +78,16 @@ impl Rig {
     }
 
     pub async fn until_settled(&self) {
-        until("every call is settled", async || self.open().await == 0).await;
+        let deadline = Instant::now() + LIMIT;
+        while self.open().await > 0 {
+            if Instant::now() > deadline {
+                let sql = "SELECT string_agg(concat_ws(' ', key, state, attempts, asked, worker, leased_until, next_at, last_note), E'\\n'), once.clock()::text
+                    FROM once.calls WHERE state NOT IN ('confirmed', 'failed')";
+                let row = self.client.query_one(sql, &[]).await.unwrap();
+                panic!("not settled at {}: {}", row.get::<_, &str>(1), row.get::<_, &str>(0));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// What the provider has done: how often each key was charged.

@@ -109,18 +109,17 @@ impl<'a> CallWorker<'a> {
         let mut counted: Option<Instant> = None;
         while !stopping || !running.is_empty() {
             let free = if stopping { 0 } else { self.at_once - running.len() };
-            let taken = if free > 0 { self.work_or_wait(free).await } else { Vec::new() };
-            let is_idle = taken.is_empty();
+            let taken = if free > 0 { beside(&mut running, self.work_or_wait(free)).await } else { Vec::new() };
             running.extend(taken);
             if counted.is_none_or(|counted| counted.elapsed() >= COUNT_EVERY) {
                 counted = Some(Instant::now());
-                let _ = self.open().await;
+                let _ = beside(&mut running, self.open()).await;
             }
             tokio::select! {
                 Some(()) = running.next() => {}
                 () = &mut stop, if !stopping => stopping = true,
-                () = tokio::time::sleep(self.poll), if is_idle && !stopping => {}
-                // Also while all hands are full, so that a stop is seen.
+                // Also while there is work: it may have ended beside the counting, with nothing left to wait for.
+                () = tokio::time::sleep(self.poll), if !stopping => {}
                 else => {}
             }
         }
@@ -310,6 +309,18 @@ impl<'a> CallWorker<'a> {
                 observe::called(provider, step, "lost", taken.elapsed());
                 tracing::warn!(%provider, call = %id, %error, "not recorded; the provider is asked when the lease is over");
             }
+        }
+    }
+}
+
+/// Waits for something while the work goes on. Without that, work which has a connection would keep it from whoever waits
+/// for one here.
+async fn beside<T>(running: &mut FuturesUnordered<Work<'_>>, future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    loop {
+        tokio::select! {
+            done = &mut future => return done,
+            Some(()) = running.next() => {}
         }
     }
 }
