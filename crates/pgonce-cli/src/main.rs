@@ -54,6 +54,8 @@ enum Verb {
     Relay(verbs::relay::Options),
     /// Take messages from a broker or webhooks, and have each handled once
     Consume(verbs::consume::Options),
+    /// Give a queue's jobs to a handler, each done once
+    Work(verbs::work::Options),
     /// See, explain, settle and recover intents
     #[command(subcommand)]
     Intents(verbs::intents::Command),
@@ -63,7 +65,10 @@ enum Verb {
     /// See stored messages, and put back what is parked
     #[command(subcommand)]
     Inbox(verbs::inbox::Command),
-    /// Remove intents and inbox records that are past their window, and empty the outbox's old segments
+    /// See jobs, put back what is buried, enqueue and cancel
+    #[command(subcommand)]
+    Queue(verbs::queue::Command),
+    /// Remove intents, inbox records and ended jobs that are past their window, and empty the outbox's old segments
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
     Archive(verbs::archive::Options),
@@ -127,6 +132,8 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Gateway(options) => verbs::gateway::run(options, config.path, &database::needed(url)?).await,
         Verb::Relay(options) => verbs::relay::run(options, &database::needed(url)?, out).await,
         Verb::Consume(options) => verbs::consume::run(options, &database::needed(url)?).await,
+        Verb::Work(options) => verbs::work::run(options, &database::needed(url)?).await,
+        Verb::Queue(command) => verbs::queue::run(command, &database::needed(url)?, out).await,
         Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,

@@ -118,7 +118,8 @@ async fn run_line(db: &TestDb, line: &str, name: &str) -> String {
 
 /// Whether a line goes on until it is stopped, and says when it serves.
 fn serves(line: &str) -> bool {
-    line.starts_with("pgonce consume ") || (line.starts_with("pgonce relay ") && !line.contains("--until-empty"))
+    let works = line.starts_with("pgonce relay ") || line.starts_with("pgonce work ");
+    line.starts_with("pgonce consume ") || (works && !line.contains("--until-empty"))
 }
 
 /// What the lines about the outbox speak of: a sink that is disabled and has a parked message, and a replay that was
@@ -198,6 +199,7 @@ async fn pages_are_walked_from_top_to_bottom() {
         ),
         ("guides/outbox.md", "pgonce relay", r#""type":"parcel.packed""#),
         ("guides/consumers.md", "pgonce inbox status", "processed"),
+        ("guides/queue.md", "pgonce work", "ready working on emails"),
     ] {
         let path = root().join(if ending == "README.md" { ending.to_owned() } else { format!("docs/{ending}") });
         let db = TestDb::new().await;

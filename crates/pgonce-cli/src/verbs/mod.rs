@@ -10,6 +10,8 @@ pub mod intents;
 pub mod migrate;
 pub mod outbox;
 pub mod purge;
+pub mod queue;
 pub mod relay;
 pub mod shop;
 pub mod up;
+pub mod work;

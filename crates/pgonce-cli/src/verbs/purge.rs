@@ -28,7 +28,7 @@ pub struct Options {
     /// Keep the intents that go: `history` for the partitioned table once.intent_history, or a directory for .jsonl.gz files
     #[arg(long, value_name = "history|DIR")]
     pub archive: Option<Archive>,
-    /// Stop after so many rows, of intents and of the inbox together
+    /// Stop after so many rows, of intents, of the inbox and of ended jobs together
     #[arg(long, value_name = "TOTAL", value_parser = clap::value_parser!(i64).range(1..))]
     pub limit: Option<i64>,
 }
@@ -59,8 +59,16 @@ impl std::str::FromStr for Archive {
 pub enum Extent {
     /// Intents: what can be archived.
     Intents,
-    /// The inbox and the outbox, too.
+    /// The inbox, jobs and the outbox, too.
     Everything,
+}
+
+/// What is purged one after another.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Intents,
+    Inbox,
+    Jobs,
 }
 
 /// What went.
@@ -68,6 +76,7 @@ pub enum Extent {
 struct Gone {
     intents: i64,
     inbox: i64,
+    jobs: i64,
     /// `None` where that was not looked at.
     segments: Option<i64>,
     files: Vec<PathBuf>,
@@ -84,26 +93,29 @@ pub async fn run(options: Options, extent: Extent, url: &str, out: Out) -> anyho
     tokio::pin!(stop);
     let spinner = spinner();
     let mut gone = Gone::default();
-    let mut is_inbox = false;
+    let mut kinds = [Kind::Inbox, Kind::Jobs].into_iter().filter(|_| extent == Extent::Everything);
+    let mut kind = Kind::Intents;
     loop {
-        let total = gone.intents + gone.inbox;
+        let total = gone.intents + gone.inbox + gone.jobs;
         let batch = options.batch.min(options.limit.unwrap_or(i64::MAX) - total);
         let size = i32::try_from(batch).unwrap_or(i32::MAX);
-        let rows = match is_inbox {
-            false => one_batch(&mut client, size, options.archive.as_ref(), &mut gone.files).await,
-            true => inbox_batch(&client, size).await,
+        let (rows, counted) = match kind {
+            Kind::Intents => {
+                let rows = one_batch(&mut client, size, options.archive.as_ref(), &mut gone.files).await;
+                (rows, &mut gone.intents)
+            }
+            Kind::Inbox => (pair_batch(&client, "SELECT to_jsonb(once.purge_inbox($1))", size).await, &mut gone.inbox),
+            Kind::Jobs => (pair_batch(&client, "SELECT to_jsonb(once.purge_jobs($1))", size).await, &mut gone.jobs),
         };
         let rows = rows.with_context(|| format!("stopped after {total} rows, which are purged"))?;
-        *(if is_inbox { &mut gone.inbox } else { &mut gone.intents }) += rows;
+        *counted += rows;
         spinner.set_position(u64::try_from(total + rows).unwrap_or(0));
         if options.limit.is_some_and(|limit| total + rows >= limit) {
             break;
         }
         if rows == 0 {
-            if is_inbox || extent == Extent::Intents {
-                break;
-            }
-            is_inbox = true;
+            let Some(next) = kinds.next() else { break };
+            kind = next;
         }
         // Polled once, without waiting.
         gone.interrupted = tokio::select! { biased; () = &mut stop => true, () = std::future::ready(()) => false };
@@ -129,6 +141,7 @@ fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
         let mut all = json!({"purged": gone.intents, "interrupted": gone.interrupted, "files": gone.files});
         if extent == Extent::Everything {
             all["inbox_purged"] = gone.inbox.into();
+            all["jobs_purged"] = gone.jobs.into();
             all["segments_emptied"] = gone.segments.into();
         }
         return Ok(out.value(&all)?);
@@ -140,18 +153,20 @@ fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
     if gone.inbox > 0 {
         out.line(&format!("purged {} records of the inbox", gone.inbox))?;
     }
+    if gone.jobs > 0 {
+        out.line(&format!("purged {} records of ended jobs", gone.jobs))?;
+    }
     if let Some(segments @ 1..) = gone.segments {
         out.line(&format!("emptied {segments} segments of the outbox"))?;
     }
     Ok(())
 }
 
-/// Dedup records and processed messages that their consumers' retention is over for: up to the size of each.
-async fn inbox_batch(client: &Client, size: i32) -> anyhow::Result<i64> {
+/// What is over of the inbox (dedup records, processed messages) or of jobs (ended ones, windows): two kinds each.
+async fn pair_batch(client: &Client, sql: &str, size: i32) -> anyhow::Result<i64> {
     // It takes so many of each kind: half of it keeps a limit. At least one, or it would never end.
     let each = (size / 2).max(1);
-    let gone = database::json_row(client, "SELECT to_jsonb(once.purge_inbox($1))", &[(&each, Type::INT4)]).await?;
-    Ok(gone.as_i64().unwrap_or(0))
+    Ok(database::json_row(client, sql, &[(&each, Type::INT4)]).await?.as_i64().unwrap_or(0))
 }
 
 /// Empties the outbox's segments that every sink is past.

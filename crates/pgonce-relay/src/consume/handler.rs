@@ -63,7 +63,7 @@ impl Handler {
 }
 
 /// The call of a function by its name: identifiers are quoted, so that nothing else gets in.
-fn statement(name: &str) -> Result<String, TargetError> {
+pub(crate) fn statement(name: &str) -> Result<String, TargetError> {
     let parts: Vec<&str> = name.split('.').collect();
     let fits = |part: &&str| !part.is_empty() && part.len() <= 63 && !part.contains(['"', '\0']);
     if parts.len() != 2 || !parts.iter().all(fits) {

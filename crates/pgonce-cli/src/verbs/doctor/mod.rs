@@ -4,6 +4,7 @@ mod data;
 mod inbox;
 mod keys;
 mod outbox;
+mod queue;
 mod schema;
 mod server;
 
@@ -121,6 +122,8 @@ async fn examine(client: &Client, options: &Options) -> Vec<Finding> {
         add("outbox_segments", outbox::segments(client).await);
         add("inbox", inbox::standing(client).await);
         add("dedup", inbox::dedup(client, options.broker_retention).await);
+        add("queue", queue::standing(client).await);
+        add("schedules", queue::schedules(client).await);
         add("keys", keys::examine(client).await);
     }
     findings
