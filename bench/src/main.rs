@@ -6,6 +6,7 @@ mod inbox;
 mod ledger;
 mod measure;
 mod outbox;
+mod queue;
 mod relay;
 mod scenarios;
 mod work;
@@ -18,7 +19,7 @@ use clap::Parser;
 /// Prints what a protected write costs against an unprotected one.
 #[derive(Debug, Parser)]
 pub struct Arguments {
-    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, emit, relay, inbox, ledger, http. All if none is named.
+    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, emit, relay, inbox, ledger, queue, http. All if none is named.
     scenarios: Vec<String>,
     /// Seconds a contender runs in each round.
     #[arg(long, default_value_t = 3.0)]
@@ -29,6 +30,9 @@ pub struct Arguments {
     /// The largest table of the growth scenario.
     #[arg(long, default_value_t = 10_000_000)]
     rows_max: u64,
+    /// Jobs that are enqueued and done by each contender of the queue scenario, in each round.
+    #[arg(long, default_value_t = 100_000)]
+    jobs: usize,
     /// A broker that runs, as nats://host:4222 or kafka://host:9092: measures its sink, and nothing else.
     #[arg(long = "broker")]
     brokers: Vec<String>,
@@ -90,6 +94,9 @@ async fn main() -> Result<()> {
     }
     if arguments.wants("ledger") {
         ledger::ledger(&arguments, &url).await?;
+    }
+    if arguments.wants("queue") {
+        queue::queue(&arguments, &url).await?;
     }
     if arguments.wants("http") {
         http::http(&arguments, &url).await?;

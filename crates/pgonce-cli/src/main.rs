@@ -60,6 +60,8 @@ enum Verb {
     /// See imports, what became of their rows, and what failed
     #[command(subcommand)]
     Imports(verbs::imports::Command),
+    /// Give a queue's jobs to a handler, each done once
+    Work(verbs::work::Options),
     /// See, explain, settle and recover intents
     #[command(subcommand)]
     Intents(verbs::intents::Command),
@@ -77,7 +79,10 @@ enum Verb {
     /// Double entry: install the ledger, prove it, see accounts, take postings back
     #[command(subcommand)]
     Ledger(verbs::ledger::Command),
-    /// Remove intents and inbox records that are past their window, and empty the outbox's old segments
+    /// See jobs, put back what is buried, enqueue and cancel
+    #[command(subcommand)]
+    Queue(verbs::queue::Command),
+    /// Remove what is past its window, and empty the outbox's old segments
     Purge(verbs::purge::Options),
     /// Purge, keeping what goes in the history table or in files
     Archive(verbs::archive::Options),
@@ -143,6 +148,8 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Verb::Consume(options) => verbs::consume::run(options, &database::needed(url)?).await,
         Verb::Import(options) => verbs::import::run(*options, &database::needed(url)?, out).await,
         Verb::Imports(command) => verbs::imports::run(command, &database::needed(url)?, out).await,
+        Verb::Work(options) => verbs::work::run(options, &database::needed(url)?).await,
+        Verb::Queue(command) => verbs::queue::run(command, &database::needed(url)?, out).await,
         Verb::Outbox(command) => verbs::outbox::run(command, &database::needed(url)?, out).await,
         Verb::Intents(command) => verbs::intents::run(command, &database::needed(url)?, out).await,
         Verb::Inbox(command) => verbs::inbox::run(command, &database::needed(url)?, out).await,

@@ -133,9 +133,10 @@ async fn run_line(db: &TestDb, line: &str, name: &str) -> String {
 
 /// Whether a line goes on until it is stopped, and says when it serves.
 fn serves(line: &str) -> bool {
+    let works = line.starts_with("pgonce relay ") || line.starts_with("pgonce work ");
     line.starts_with("pgonce consume ")
         || (line.starts_with("pgonce reconcile") && !line.contains("--until-settled"))
-        || (line.starts_with("pgonce relay ") && !line.contains("--until-empty"))
+        || (works && !line.contains("--until-empty"))
 }
 
 /// What the lines about the outbox speak of: a sink that is disabled and has a parked message, and a replay that was
@@ -236,6 +237,7 @@ async fn pages_are_walked_from_top_to_bottom() {
         ("guides/ledger.md", "pgonce ledger verify", "6 accounts are the sums of their 10 entries"),
         ("guides/consumers.md", "pgonce inbox status", "processed"),
         ("guides/calls.md", "pgonce calls list", "ch_77"),
+        ("guides/queue.md", "pgonce work", "ready working on emails"),
     ] {
         let path = root().join(if ending == "README.md" { ending.to_owned() } else { format!("docs/{ending}") });
         let db = TestDb::new().await;

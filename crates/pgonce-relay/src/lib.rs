@@ -26,6 +26,7 @@ pub mod source;
 mod target;
 #[cfg(any(feature = "amqp", feature = "nats", feature = "redis"))]
 mod tls;
+pub mod work;
 
 pub use consume::{Consumer, Intake};
 pub use envelope::{Encoded, Envelope, decode};

@@ -1,6 +1,6 @@
 -- Moves jobs, locked by the caller, to the ended ones: buried or cancelled. Buried ones are kept until somebody decides.
 CREATE OR REPLACE FUNCTION once.end_jobs(p_ids bigint[], p_state once.job_end, p_error text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql VOLATILE SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now timestamptz := once.clock();
     v_jobs once.job[];

@@ -1,6 +1,6 @@
 -- After jobs have left: their unique keys are free, and the next of their keys is woken.
 CREATE OR REPLACE FUNCTION once.free_names(p_jobs once.job[]) RETURNS void LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off AS $$
 DECLARE
     v_queues int[];
     v_tenants text[];

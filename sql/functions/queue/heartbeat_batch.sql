@@ -6,7 +6,7 @@
 CREATE OR REPLACE FUNCTION once.heartbeat_batch(p_job_ids bigint[], p_claim_ids uuid[], p_lease interval DEFAULT NULL)
 RETURNS TABLE (ordinal int, job_id bigint, verdict text, leased_until timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := once.clock();
@@ -17,12 +17,12 @@ BEGIN
         RAISE EXCEPTION 'lease out of range' USING ERRCODE = 'P4020', HINT = 'A lease lasts 10 ms to 1 day.';
     END IF;
     v_locked := ARRAY(SELECT j.id FROM unnest(p_job_ids, p_claim_ids) e (id, claim_id) JOIN once.job j ON j.id = e.id
-        WHERE j.claim_id = e.claim_id AND j.state = 'running' FOR UPDATE OF j SKIP LOCKED);
+        WHERE j.claim_id = e.claim_id FOR UPDATE OF j SKIP LOCKED);
     UPDATE once.job j SET leased_until = greatest(j.leased_until, v_now + coalesce(p_lease, q.lease))
         FROM once.queue q WHERE j.id = ANY (v_locked) AND q.id = j.queue;
     RETURN QUERY
     SELECT e.place::int, e.id, CASE WHEN j.id IS NULL THEN 'lost' WHEN j.cancel THEN 'cancel' ELSE 'held' END, j.leased_until
     FROM unnest(p_job_ids, p_claim_ids) WITH ORDINALITY e (id, claim_id, place)
-    LEFT JOIN once.job j ON j.id = e.id AND j.claim_id = e.claim_id AND j.state = 'running'
+    LEFT JOIN once.job j ON j.id = e.id AND j.claim_id = e.claim_id
     ORDER BY e.place;
 END $$;

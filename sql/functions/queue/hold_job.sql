@@ -3,7 +3,7 @@ CREATE OR REPLACE FUNCTION once.hold_job(p_job_id bigint, p_claim_id uuid) RETUR
 DECLARE
     v_job once.job;
 BEGIN
-    SELECT * INTO v_job FROM once.job j WHERE j.id = p_job_id AND j.claim_id = p_claim_id AND j.state = 'running' FOR UPDATE;
+    SELECT * INTO v_job FROM once.job j WHERE j.id = p_job_id AND j.claim_id = p_claim_id FOR UPDATE;
     IF NOT FOUND THEN
         PERFORM once.job_lost(ARRAY[p_job_id]);
     END IF;

@@ -3,7 +3,7 @@
 -- The key's advisory lock, tried and never waited for, makes look and take one step among takes; the look is a statement
 -- of its own, so that it sees what was committed before the lock was had. At most 100 keys a call: each is a lock.
 CREATE OR REPLACE FUNCTION once.key_turns(p_queue int, p_at_once int, p_ids bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql VOLATILE SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off AS $$
 DECLARE
     v_free bigint[];
     v_tenants text[];

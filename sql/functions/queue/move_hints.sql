@@ -3,7 +3,7 @@
 -- added just now.
 -- p_last: the last place given out before this take looked. At most 32 priorities have one.
 CREATE OR REPLACE FUNCTION once.move_hints(p_queue int, p_full boolean, p_started timestamptz, p_last bigint, p_chosen tid[])
-RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS void LANGUAGE plpgsql VOLATILE SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_room CONSTANT bigint := 2000;
     v_priority int;

@@ -4,7 +4,7 @@
 -- stays ready is looked at again, one that was parked too late would sleep for ever.
 CREATE OR REPLACE FUNCTION once.park_jobs(
     p_queue int, p_at_once int, p_ids bigint[], p_tenants text[], p_keys text[], p_turns bigint[])
-RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+RETURNS void LANGUAGE plpgsql VOLATILE SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off AS $$
 DECLARE
     v_before bigint[];
     v_running boolean[];

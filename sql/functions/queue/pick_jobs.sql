@@ -3,7 +3,7 @@
 CREATE OR REPLACE FUNCTION once.pick_jobs(
     p_queue int, p_tenant text, p_limit int, p_skip bigint[], p_priorities int[], p_lows bigint[])
 RETURNS TABLE (ids bigint[], tids tid[], plain boolean) LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_above bigint := 2147483648;
     v_ids bigint[];

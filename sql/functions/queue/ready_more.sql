@@ -3,7 +3,7 @@
 -- now and then; one at a time. True: something may be ready now. p_due, p_lease: from where on to look.
 CREATE OR REPLACE FUNCTION once.ready_more(p_queue int, p_limit int, p_due timestamptz, p_lease timestamptz)
 RETURNS boolean LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now timestamptz := once.clock();
     v_due bigint[];

@@ -1,7 +1,7 @@
 -- Takes running jobs, locked by the caller, from workers that did not come back in time. Attempts were counted when they
 -- were taken: one whose attempts are used up is buried, so that a job that kills its worker does not do so for ever.
 CREATE OR REPLACE FUNCTION once.rescue_jobs(p_ids bigint[]) RETURNS void LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off AS $$
+SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     v_cancelled bigint[] := ARRAY(SELECT j.id FROM once.job j WHERE j.id = ANY (p_ids) AND j.cancel);
     v_spent bigint[] := ARRAY(SELECT j.id FROM once.job j WHERE j.id = ANY (p_ids) AND NOT j.cancel AND j.attempts >= j.attempts_max);

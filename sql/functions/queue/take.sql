@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION once.take(
     p_queue text, p_worker text DEFAULT NULL, p_limit int DEFAULT 1, p_lease interval DEFAULT NULL, p_tenant text DEFAULT NULL)
 RETURNS TABLE (id bigint, claim_id uuid, tenant text, key text, priority int, payload jsonb, attempts int, attempts_max int,
                enqueued_at timestamptz, leased_until timestamptz)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_queue once.queue;

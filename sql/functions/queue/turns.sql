@@ -2,7 +2,7 @@
 -- it is theirs only while they wait, is free to go: somebody who just got this job's id for it has not committed yet, and
 -- what that transaction wrote must be there when the job runs.
 CREATE OR REPLACE FUNCTION once.turns(p_queue once.queue, p_ids bigint[], p_limit int) RETURNS tid[]
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql VOLATILE SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off AS $$
 DECLARE
     v_ids bigint[] := p_ids;
     v_held bigint[] := ARRAY(SELECT j.id FROM unnest(p_ids) p (id) JOIN once.job j ON j.id = p.id WHERE j.unique_scope = 'waiting');

@@ -2,7 +2,7 @@
 -- take looks whose turn it is; so nothing is waited for. A parked job that somebody else has locked, and whatever a snapshot
 -- of the whole transaction cannot see, is left to once.ready_more.
 CREATE OR REPLACE FUNCTION once.wake_keys(p_queues int[], p_tenants text[], p_keys text[]) RETURNS void
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql VOLATILE SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off AS $$
 DECLARE
     v_seen bigint[];
     v_woken bigint[];

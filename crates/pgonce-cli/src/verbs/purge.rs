@@ -28,7 +28,7 @@ pub struct Options {
     /// Keep the intents that go: `history` for the partitioned table once.intent_history, or a directory for .jsonl.gz files
     #[arg(long, value_name = "history|DIR")]
     pub archive: Option<Archive>,
-    /// Stop after so many rows, of intents and of the inbox together
+    /// Stop after so many rows, of intents, of the inbox and of ended jobs together
     #[arg(long, value_name = "TOTAL", value_parser = clap::value_parser!(i64).range(1..))]
     pub limit: Option<i64>,
 }
@@ -59,8 +59,18 @@ impl std::str::FromStr for Archive {
 pub enum Extent {
     /// Intents: what can be archived.
     Intents,
-    /// The inbox and the outbox, too.
+    /// The inbox, jobs and the outbox, too.
     Everything,
+}
+
+/// What is purged one after another.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Intents,
+    Inbox,
+    Jobs,
+    Calls,
+    Imports,
 }
 
 /// What went.
@@ -70,6 +80,7 @@ struct Gone {
     inbox: i64,
     calls: i64,
     imports: i64,
+    jobs: i64,
     /// `None` where that was not looked at.
     segments: Option<i64>,
     files: Vec<PathBuf>,
@@ -86,37 +97,38 @@ pub async fn run(options: Options, extent: Extent, url: &str, out: Out) -> anyho
     tokio::pin!(stop);
     let spinner = spinner();
     let mut gone = Gone::default();
-    let mut is_inbox = false;
+    let others = [Kind::Inbox, Kind::Jobs, Kind::Calls, Kind::Imports];
+    let mut kinds = others.into_iter().filter(|_| extent == Extent::Everything);
+    let mut kind = Kind::Intents;
     loop {
-        let total = gone.intents + gone.inbox;
+        let total = gone.intents + gone.inbox + gone.jobs + gone.calls + gone.imports;
         let batch = options.batch.min(options.limit.unwrap_or(i64::MAX) - total);
         let size = i32::try_from(batch).unwrap_or(i32::MAX);
-        let rows = match is_inbox {
-            false => one_batch(&mut client, size, options.archive.as_ref(), &mut gone.files).await,
-            true => inbox_batch(&client, size).await,
+        let (rows, counted) = match kind {
+            Kind::Intents => {
+                let rows = one_batch(&mut client, size, options.archive.as_ref(), &mut gone.files).await;
+                (rows, &mut gone.intents)
+            }
+            Kind::Inbox => (batch_of(&client, "SELECT to_jsonb(once.purge_inbox($1))", size).await, &mut gone.inbox),
+            Kind::Jobs => (batch_of(&client, "SELECT to_jsonb(once.purge_jobs($1))", size).await, &mut gone.jobs),
+            Kind::Calls => (batch_of(&client, "SELECT to_jsonb(once.purge_calls($1))", size).await, &mut gone.calls),
+            Kind::Imports => (batch_of(&client, "SELECT to_jsonb(once.purge_imports($1))", size).await, &mut gone.imports),
         };
         let rows = rows.with_context(|| format!("stopped after {total} rows, which are purged"))?;
-        *(if is_inbox { &mut gone.inbox } else { &mut gone.intents }) += rows;
+        *counted += rows;
         spinner.set_position(u64::try_from(total + rows).unwrap_or(0));
         if options.limit.is_some_and(|limit| total + rows >= limit) {
             break;
         }
         if rows == 0 {
-            if is_inbox || extent == Extent::Intents {
-                break;
-            }
-            is_inbox = true;
+            let Some(next) = kinds.next() else { break };
+            kind = next;
         }
         // Polled once, without waiting.
         gone.interrupted = tokio::select! { biased; () = &mut stop => true, () = std::future::ready(()) => false };
         if gone.interrupted {
             break;
         }
-    }
-    if extent == Extent::Everything && !gone.interrupted && options.limit.is_none() {
-        let all = async |sql: &str| forgotten(&client, sql, options.batch).await;
-        gone.calls = all("SELECT to_jsonb(once.purge_calls($1))").await.context("calls were not looked at")?;
-        gone.imports = all("SELECT to_jsonb(once.purge_imports($1))").await.context("imports were not looked at")?;
     }
     spinner.finish_and_clear();
     let rotated = match extent {
@@ -138,6 +150,7 @@ fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
             all["inbox_purged"] = gone.inbox.into();
             all["calls_purged"] = gone.calls.into();
             all["imports_purged"] = gone.imports.into();
+            all["jobs_purged"] = gone.jobs.into();
             all["segments_emptied"] = gone.segments.into();
         }
         return Ok(out.value(&all)?);
@@ -155,31 +168,21 @@ fn report(gone: &Gone, extent: Extent, out: Out) -> anyhow::Result<()> {
     if gone.imports > 0 {
         out.line(&format!("purged {} records of imports", gone.imports))?;
     }
+    if gone.jobs > 0 {
+        out.line(&format!("purged {} records of ended jobs", gone.jobs))?;
+    }
     if let Some(segments @ 1..) = gone.segments {
         out.line(&format!("emptied {segments} segments of the outbox"))?;
     }
     Ok(())
 }
 
-/// Dedup records and processed messages that their consumers' retention is over for: up to the size of each.
-async fn inbox_batch(client: &Client, size: i32) -> anyhow::Result<i64> {
+/// A batch of what is over, of one or of two kinds: dedup records and processed messages, ended jobs and windows, calls and
+/// notices.
+async fn batch_of(client: &Client, sql: &str, size: i32) -> anyhow::Result<i64> {
     // It takes so many of each kind: half of it keeps a limit. At least one, or it would never end.
     let each = (size / 2).max(1);
-    let gone = database::json_row(client, "SELECT to_jsonb(once.purge_inbox($1))", &[(&each, Type::INT4)]).await?;
-    Ok(gone.as_i64().unwrap_or(0))
-}
-
-/// What a function removes, a batch a call, until nothing is left.
-async fn forgotten(client: &Client, sql: &str, batch: i64) -> anyhow::Result<i64> {
-    let size = i32::try_from(batch).unwrap_or(i32::MAX);
-    let mut total = 0;
-    loop {
-        let gone = database::json_row(client, sql, &[(&size, Type::INT4)]).await?;
-        match gone.as_i64().unwrap_or(0) {
-            0 => return Ok(total),
-            rows => total += rows,
-        }
-    }
+    Ok(database::json_row(client, sql, &[(&each, Type::INT4)]).await?.as_i64().unwrap_or(0))
 }
 
 /// Empties the outbox's segments that every sink is past.

@@ -83,7 +83,7 @@ impl Handler {
 #[derive(Debug, Clone)]
 pub struct SqlHandler {
     name: String,
-    call: String,
+    pub(crate) call: String,
     /// Planned and set up, which checks name, argument and rights, but not run.
     rehearsal: String,
 }
@@ -110,7 +110,7 @@ pub enum Unfit {
 
 impl SqlHandler {
     /// Identifiers are quoted, so that nothing else gets in.
-    fn new(name: &str) -> Result<Self, TargetError> {
+    pub(crate) fn new(name: &str) -> Result<Self, TargetError> {
         let parts: Vec<&str> = name.split('.').collect();
         let fits = |part: &&str| !part.is_empty() && part.len() <= 63 && !part.contains(['"', '\0']);
         if parts.len() != 2 || !parts.iter().all(fits) {

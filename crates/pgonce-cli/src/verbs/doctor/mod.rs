@@ -6,6 +6,7 @@ mod imports;
 mod inbox;
 mod keys;
 mod outbox;
+mod queue;
 mod schema;
 mod server;
 
@@ -126,6 +127,8 @@ async fn examine(client: &Client, options: &Options) -> Vec<Finding> {
         add("dedup", inbox::dedup(client, options.broker_retention).await);
         add("calls", calls::examine(client).await);
         add("imports", imports::standing(client).await);
+        add("queue", queue::standing(client).await);
+        add("schedules", queue::schedules(client).await);
         add("keys", keys::examine(client).await);
     }
     findings
