@@ -114,7 +114,8 @@ pub async fn run(options: Options, extent: Extent, url: &str, out: Out) -> anyho
     }
     spinner.finish_and_clear();
     if extent == Extent::Everything && !gone.interrupted && options.limit.is_none() {
-        gone.imports = forget_imports(&client, options.batch).await.context("the rows are purged; imports were not looked at")?;
+        gone.imports =
+            forget_imports(&client, options.batch).await.context("the rows are purged; imports were not looked at")?;
     }
     let rotated = match extent {
         Extent::Everything if !gone.interrupted => rotate(&client).await.map(Some),
@@ -167,7 +168,8 @@ async fn forget_imports(client: &Client, batch: i64) -> anyhow::Result<i64> {
     let size = i32::try_from(batch).unwrap_or(i32::MAX);
     let mut all = 0;
     loop {
-        let gone = database::json_row(client, "SELECT to_jsonb(once.purge_imports($1))", &[(&size, Type::INT4)]).await?;
+        let gone =
+            database::json_row(client, "SELECT to_jsonb(once.purge_imports($1))", &[(&size, Type::INT4)]).await?;
         match gone.as_i64().unwrap_or(0) {
             0 => return Ok(all),
             gone => all += gone,
