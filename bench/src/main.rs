@@ -2,6 +2,7 @@
 
 mod coalesce;
 mod http;
+mod import;
 mod inbox;
 mod ledger;
 mod measure;
@@ -19,7 +20,7 @@ use clap::Parser;
 /// Prints what a protected write costs against an unprotected one.
 #[derive(Debug, Parser)]
 pub struct Arguments {
-    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, emit, relay, inbox, ledger, queue, http. All if none is named.
+    /// Which scenarios: write, delay, replay, storm, coalesce, cpu, cost, growth, emit, relay, inbox, ledger, queue, import, http. All if none is named.
     scenarios: Vec<String>,
     /// Seconds a contender runs in each round.
     #[arg(long, default_value_t = 3.0)]
@@ -97,6 +98,9 @@ async fn main() -> Result<()> {
     }
     if arguments.wants("queue") {
         queue::queue(&arguments, &url).await?;
+    }
+    if arguments.wants("import") {
+        import::import(&arguments, &url).await?;
     }
     if arguments.wants("http") {
         http::http(&arguments, &url).await?;

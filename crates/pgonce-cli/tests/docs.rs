@@ -160,6 +160,15 @@ async fn prepare_call(db: &TestDb) {
     db.client().await.batch_execute(sql).await.unwrap();
 }
 
+/// The file that the guide to imports shows, where its lines find it.
+fn prepare_import() {
+    let page = std::fs::read_to_string(root().join("docs/guides/imports.md")).unwrap();
+    let draft = std::env::temp_dir().join(format!("payments-{}.csv", uuid::Uuid::new_v4()));
+    std::fs::write(&draft, &blocks(&page, "csv")[0]).unwrap();
+    // Another test may be reading it: it is there whole, or the one that was there before.
+    std::fs::rename(&draft, std::env::temp_dir().join("payments.csv")).unwrap();
+}
+
 #[tokio::test]
 async fn every_sql_block_runs() {
     let mut count = 0;
@@ -217,6 +226,11 @@ async fn every_pgonce_line_runs() {
             if line.starts_with("pgonce calls ") {
                 prepare_call(&db).await;
             }
+            if line.starts_with("pgonce import ") {
+                prepare_import();
+                let sql = "CREATE TABLE IF NOT EXISTS payments (reference text PRIMARY KEY, amount numeric(12, 2), paid_on date, note text)";
+                client.batch_execute(sql).await.unwrap();
+            }
             // Nothing is in the outbox here: no page sends anything to the hosts that it names.
             run_line(&db, &line, &name).await;
         }
@@ -238,14 +252,19 @@ async fn pages_are_walked_from_top_to_bottom() {
         ("guides/consumers.md", "pgonce inbox status", "processed"),
         ("guides/calls.md", "pgonce calls list", "ch_77"),
         ("guides/queue.md", "pgonce work", "ready working on emails"),
+        ("guides/imports.md", "pgonce imports show 1 --row 4", "exists"),
     ] {
+        prepare_import();
         let path = root().join(if ending == "README.md" { ending.to_owned() } else { format!("docs/{ending}") });
         let db = TestDb::new().await;
         let mut is_found = false;
         for (language, text) in steps(&std::fs::read_to_string(path).unwrap()) {
             if language == "sql" {
                 run_sql(&db, &text, ending).await;
-            } else if text.starts_with(last) || (text.starts_with("pgonce consume") && text.contains("nats:")) {
+            } else if text.starts_with(last)
+                || text.starts_with("pgonce import ")
+                || (text.starts_with("pgonce consume") && text.contains("nats:"))
+            {
                 let said = run_line(&db, &text, ending).await;
                 if text.starts_with(last) {
                     assert!(said.contains(found), "{ending}: {text}\n{said}");

@@ -402,16 +402,9 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         ],
         Call::ImportHeader => &[Type::INT8, Type::UUID, Type::BYTEA],
         Call::ImportBegin => &[Type::INT8, Type::UUID],
-        Call::ImportApply => &[
-            Type::INT4,
-            Type::TEXT,
-            Type::TEXT,
-            Type::TEXT,
-            Type::TEXT,
-            Type::TEXT,
-            Type::INT8,
-            Type::TEXT,
-        ],
+        Call::ImportApply => {
+            &[Type::INT4, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8, Type::TEXT]
+        }
         Call::ImportRecord => &[
             Type::INT8,
             Type::UUID,

@@ -1,5 +1,5 @@
--- The failures of an import, in the order of the file, after a row: a page at a time. The caller names the claim, or is
--- an operator and names none.
+-- The failures of the caller's import, in the order of the file, after a row: a page at a time. Operators read
+-- once.import_errors.
 CREATE OR REPLACE FUNCTION once.import_failures(p_job bigint, p_claim_id uuid, p_after bigint DEFAULT 0, p_limit int DEFAULT 1000)
 RETURNS TABLE ("row" bigint, line bigint, code text, message text, input bytea)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -126,8 +126,16 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     let asked = asked(&options)?;
     let mut settings = Settings::from_url(url);
     settings.pool_max = 4;
-    let once = Once::with_settings(settings).await.with_context(|| format!("cannot use the database {}", database::redacted(url)))?;
+    let once = Once::with_settings(settings)
+        .await
+        .with_context(|| format!("cannot use the database {}", database::redacted(url)))?;
     let Some(file) = open(&options.file, stop.clone()).await? else { return interrupted() };
+    let mut told = stop.clone();
+    tokio::spawn(async move {
+        if told.wait_for(|stop| *stop).await.is_ok() {
+            say("Stopping, when the batch under way is settled.");
+        }
+    });
     let started = Instant::now();
     let mut shown = Shown::new();
     let report = match options.dry_run {
@@ -137,7 +145,9 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
     shown.bar.finish_and_clear();
     let report = report.map_err(|error| match error {
         pgonce::Error::Invalid(text) => WrongUse(text).into(),
-        error => anyhow::Error::new(error).context("the import did not come to its end; what is settled stays, and the same command goes on from there"),
+        error => anyhow::Error::new(error).context(
+            "the import did not come to its end; what is settled stays, and the same command goes on from there",
+        ),
     })?;
     tell(&report, started.elapsed(), out)
 }
@@ -268,7 +278,8 @@ impl Shown {
         if !self.is_terminal && self.said.elapsed() >= Self::LINE_EVERY {
             self.said = Instant::now();
             let percent = (bytes * 100).checked_div(bytes_total).unwrap_or(0);
-            let what = if is_hashing { "read, for its hash".to_owned() } else { format!("{rows} rows, {failed} failed") };
+            let what =
+                if is_hashing { "read, for its hash".to_owned() } else { format!("{rows} rows, {failed} failed") };
             say(&format!("{percent}% of the file: {what}"));
         }
     }
@@ -299,7 +310,7 @@ fn tell(report: &Report, took: Duration, out: Out) -> anyhow::Result<()> {
         say(&printable(&format!("row {row}, line {line}: {message} [{code}]")));
     }
     let left = failed.saturating_sub(failures.len() as u64);
-    if left > 0 && !matches!(ending, Ending::Stopped(_) | Ending::Busy(_)) {
+    if left > 0 && matches!(ending, Ending::Done | Ending::Rehearsed | Ending::Interrupted) {
         say(&format!("{left} more failed."));
     }
     if let Some(errors) = errors {

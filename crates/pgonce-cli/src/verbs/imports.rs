@@ -157,7 +157,8 @@ async fn raw(id: i64, client: &Client) -> anyhow::Result<()> {
             stdout.write_all(&line)?;
             stdout.write_all(b"\n")?;
         }
-        let sql = "SELECT e.row, e.input FROM once.import_errors e WHERE e.job = $1 AND e.row > $2 ORDER BY e.row LIMIT 500";
+        let sql =
+            "SELECT e.row, e.input FROM once.import_errors e WHERE e.job = $1 AND e.row > $2 ORDER BY e.row LIMIT 500";
         let params: [Param<'_>; 2] = [(&id, Type::INT8), (&after, Type::INT8)];
         let rows = client.query_typed(sql, &params).await.map_err(pgonce::Error::from)?;
         let Some(last) = rows.last() else { break };

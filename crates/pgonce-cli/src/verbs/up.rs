@@ -302,7 +302,9 @@ async fn look_after(url: String) {
         let mut sql = "SELECT count(*) FROM once.recover(1000)".to_owned();
         if purged.elapsed() >= PURGE_EVERY {
             purged = Instant::now();
-            sql.push_str("; SELECT once.purge(10000); SELECT once.purge_inbox(10000); SELECT once.purge_imports(10000)");
+            sql.push_str(
+                "; SELECT once.purge(10000); SELECT once.purge_inbox(10000); SELECT once.purge_imports(10000)",
+            );
         }
         if let Err(error) = client.batch_execute(&sql).await {
             tracing::warn!(error = %pgonce::Error::from(error), "recovery or purge failed; tried again soon");

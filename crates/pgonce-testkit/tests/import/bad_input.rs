@@ -54,7 +54,10 @@ async fn a_quote_that_is_never_closed_ends_it_where_it_is() {
     let desk = Desk::new(ORDERS).await;
     let csv = orders(0..25) + "x,1,\"open\nand so on\n";
     let report = desk.with(&csv, |_| {}).await;
-    assert!(matches!(&report.ending, Ending::Stopped(why) if why.starts_with("row 26, line 27: a quote is opened")), "{report:?}");
+    assert!(
+        matches!(&report.ending, Ending::Stopped(why) if why.starts_with("row 26, line 27: a quote is opened")),
+        "{report:?}"
+    );
     assert_eq!(desk.text("SELECT count(*) FROM orders").await, "25", "what is before it is settled");
     // Mended it is another file; what is there is known by its key.
     let report = desk.with(csv.replace("\"open", "open").replace("and so on\n", ""), |_| {}).await;
@@ -84,12 +87,19 @@ async fn malformed_at_the_first_row_and_at_the_millionth() {
 async fn rights_are_the_callers() {
     let desk = Desk::new(ORDERS).await;
     let user = format!("importer_{}", desk.db.name());
-    desk.client.batch_execute(&format!("CREATE ROLE {user} LOGIN IN ROLE once_app; GRANT SELECT ON orders TO {user}")).await.unwrap();
+    desk.client
+        .batch_execute(&format!("CREATE ROLE {user} LOGIN IN ROLE once_app; GRANT SELECT ON orders TO {user}"))
+        .await
+        .unwrap();
     let url = desk.db.direct_url().replace("postgres@", &format!("{user}@"));
     assert_ne!(url, desk.db.direct_url());
     let once = pgonce::Once::connect(&url).await.unwrap();
     let options = Desk::options();
-    let error = once.import(Desk::file(orders(0..30)), &options, crate::desk::unstopped(), |_| {}).await.unwrap_err().to_string();
+    let error = once
+        .import(Desk::file(orders(0..30)), &options, crate::desk::unstopped(), |_| {})
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("42501") && error.contains("orders"), "{error}");
     assert_eq!(desk.text("SELECT count(*) FROM once.imports").await, "0");
     desk.client.batch_execute(&format!("GRANT INSERT ON orders TO {user}")).await.unwrap();

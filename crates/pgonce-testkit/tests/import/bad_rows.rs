@@ -53,7 +53,8 @@ async fn each_bad_row_is_found_and_its_neighbours_are_applied() {
         assert_eq!(desk.text("SELECT count(*) FROM orders").await, "90");
         assert_eq!(desk.result(report.job, 14).await, "failed 22003");
         assert_eq!(desk.result(report.job, 16).await, "applied");
-        let lines: Vec<serde_json::Value> = std::fs::read_to_string(&errors).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        let lines: Vec<serde_json::Value> =
+            std::fs::read_to_string(&errors).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
         assert_eq!(lines.len(), 10);
         assert_eq!((lines[0]["input"].as_str(), lines[0]["code"].as_str()), (Some("first,wrong,x"), Some("22P02")));
         assert_eq!(lines[6]["input_bytes"][8], 0xe9, "what is no text is kept by its bytes");
@@ -71,7 +72,10 @@ async fn many_bad_rows_are_all_found() {
     let report = desk.with(&csv, |o| o.batch_rows = 300).await;
     assert_eq!(counts(&report), (400, 0, 200));
     assert_eq!(desk.text("SELECT count(*) FROM orders WHERE substr(reference, 2)::int % 3 = 0").await, "0");
-    assert_eq!(desk.text("SELECT count(*) || ' ' || min(row) || ' ' || max(row) FROM once.import_errors").await, "200 1 598");
+    assert_eq!(
+        desk.text("SELECT count(*) || ' ' || min(row) || ' ' || max(row) FROM once.import_errors").await,
+        "200 1 598"
+    );
 }
 
 #[tokio::test]
@@ -82,7 +86,10 @@ async fn too_many_failures_stop_it_and_leave_the_batch_out() {
     assert!(matches!(&report.ending, Ending::Stopped(why) if why.contains("more than 2 rows")), "{report:?}");
     assert_eq!((report.rows, counts(&report)), (30, (29, 0, 1)), "the batch with the second and third is not there");
     assert_eq!(report.failures.iter().map(|f| f.row).collect::<Vec<_>>(), [36, 37]);
-    assert_eq!(desk.text("SELECT state || ' ' || last_error FROM once.imports").await, "stopped more than 2 rows failed; the batch that begins with row 31 was rolled back");
+    assert_eq!(
+        desk.text("SELECT state || ' ' || last_error FROM once.imports").await,
+        "stopped more than 2 rows failed; the batch that begins with row 31 was rolled back"
+    );
     assert_eq!(desk.text("SELECT count(*) FROM orders").await, "29");
     // As it is, it stops there again; with the limit raised it goes on.
     let again = desk.with(&csv, |o| o.failures_max = 2).await;
@@ -108,7 +115,11 @@ async fn constraints_triggers_and_policies_of_the_target_hold_for_each_row() {
     let report = desk.with(csv, |_| {}).await;
     assert_eq!(counts(&report), (2, 1, 3), "{report:?}");
     let found: Vec<_> = report.failures.iter().map(|f| (f.row, f.code.as_str())).collect();
-    assert_eq!(found, [(2, "23503"), (3, "23505"), (5, "P0001")], "a foreign key that is looked at late is looked at in time");
+    assert_eq!(
+        found,
+        [(2, "23503"), (3, "23505"), (5, "P0001")],
+        "a foreign key that is looked at late is looked at in time"
+    );
     assert_eq!(desk.result(report.job, 4).await, "skipped dropped", "not told as one that is there");
     assert_eq!(desk.text("SELECT string_agg(reference, '' ORDER BY reference) FROM orders").await, "af");
 }
@@ -137,13 +148,21 @@ async fn a_row_that_the_databases_encoding_lacks_fails_alone() {
 #[tokio::test]
 async fn a_table_that_changes_underneath_is_not_the_rows_fault() {
     let desk = Desk::new(ORDERS).await;
-    let options = { let mut o = Desk::options(); o.wait_max = Duration::from_secs(1); o.on_conflict = OnConflict::Update; o };
+    let options = {
+        let mut o = Desk::options();
+        o.wait_max = Duration::from_secs(1);
+        o.on_conflict = OnConflict::Update;
+        o
+    };
     desk.stopped_at(orders(0..50), &options, 20).await;
     desk.client.batch_execute("CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM no_such_function(); RETURN NEW; END';
         CREATE TRIGGER broken BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION broken()").await.unwrap();
     let error = desk.import(orders(0..50), &options).await.unwrap_err();
     assert_eq!(error.sqlstate(), Some("42883"), "{error}");
-    assert_eq!(desk.text("SELECT state || ' ' || failed || ' ' || last_error FROM once.imports").await, "stopped 0 the database said no [42883]");
+    assert_eq!(
+        desk.text("SELECT state || ' ' || failed || ' ' || last_error FROM once.imports").await,
+        "stopped 0 the database said no [42883]"
+    );
     desk.client.batch_execute("DROP TRIGGER broken ON orders").await.unwrap();
     let report = desk.import(orders(0..50), &options).await.unwrap();
     assert_eq!(counts(&report), (50, 0, 0));

@@ -31,7 +31,12 @@ async fn skip_keeps_the_first() {
 async fn update_keeps_the_last_and_writes_only_what_changes() {
     for rows in [1, 2, 3, 100] {
         let desk = desk().await;
-        let report = desk.with(TWICE, |o| { o.batch_rows = rows; o.on_conflict = OnConflict::Update; }).await;
+        let report = desk
+            .with(TWICE, |o| {
+                o.batch_rows = rows;
+                o.on_conflict = OnConflict::Update;
+            })
+            .await;
         assert_eq!((report.ending, report.failed), (Ending::Done, 0));
         assert_eq!(desk.orders().await, "a 3.00 three; b 9.00 nine; c 1.00 NULL; old 5.00 new", "{rows}");
         let versions = "SELECT string_agg(xmin::text || ctid::text, ' ' ORDER BY reference) FROM orders";
@@ -48,7 +53,12 @@ async fn update_keeps_the_last_and_writes_only_what_changes() {
 async fn fail_tells_each() {
     for rows in [1, 3, 100] {
         let desk = desk().await;
-        let report = desk.with(TWICE, |o| { o.batch_rows = rows; o.on_conflict = OnConflict::Fail; }).await;
+        let report = desk
+            .with(TWICE, |o| {
+                o.batch_rows = rows;
+                o.on_conflict = OnConflict::Fail;
+            })
+            .await;
         assert_eq!(counts(&report), (3, 0, 5), "{rows}");
         assert!(report.failures.iter().all(|failure| failure.code == "23505"));
         assert_eq!(report.failures.iter().map(|f| f.row).collect::<Vec<_>>(), [3, 4, 6, 7, 8]);
@@ -73,7 +83,11 @@ async fn bad_rows_among_repeated_ones() {
 async fn keys_of_several_columns_and_none_that_is_null() {
     let desk = Desk::new("CREATE TABLE public.orders (shop text, no int, amount numeric, UNIQUE (no, shop))").await;
     let csv = "shop,no,amount\na,1,1\na,2,1\nb,1,1\na,1,9\n,1,1\nb,,1\n";
-    let report = desk.with(csv, |o| { o.natural_key = vec!["shop".into(), "no".into()]; }).await;
+    let report = desk
+        .with(csv, |o| {
+            o.natural_key = vec!["shop".into(), "no".into()];
+        })
+        .await;
     assert_eq!(counts(&report), (3, 1, 2), "{report:?}");
     assert!(report.failures.iter().all(|failure| failure.code == "23502"));
     // A transformation may make the null.

@@ -36,13 +36,18 @@ async fn other_delimiters_other_nulls_and_no_header() {
 
 #[tokio::test]
 async fn json_lines_keep_every_digit() {
-    let desk = Desk::new("CREATE TABLE public.orders (reference text PRIMARY KEY, n numeric, j jsonb, b boolean, t text)").await;
+    let desk =
+        Desk::new("CREATE TABLE public.orders (reference text PRIMARY KEY, n numeric, j jsonb, b boolean, t text)")
+            .await;
     let json = "{\"reference\":\"a\",\"n\":12345678901234567890.123456789012345678901234567890,\"j\":{\"x\": [1, 2.50]},\"b\":true,\"t\":\"\\u00e9\\n\\\"\"}\n\
         \n  {\"n\": 1e-400, \"reference\": \"b\", \"t\": null, \"b\": false, \"j\": \"text\"}\r\n{\"reference\":\"c\"}";
     let report = desk.with(json, |o| o.format = Format::JsonLines).await;
     assert_eq!(counts(&report), (2, 0, 1), "a bare text is no json: {report:?}");
     assert_eq!(report.failures[0].row, 2);
-    assert_eq!(desk.text("SELECT n FROM orders WHERE reference = 'a'").await, "12345678901234567890.123456789012345678901234567890");
+    assert_eq!(
+        desk.text("SELECT n FROM orders WHERE reference = 'a'").await,
+        "12345678901234567890.123456789012345678901234567890"
+    );
     assert_eq!(desk.text("SELECT j || '{}' FROM orders WHERE reference = 'a'").await, "{\"x\": [1, 2.50]}");
     assert_eq!(desk.text("SELECT t FROM orders WHERE reference = 'a'").await, "é\n\"");
     assert_eq!(desk.text("SELECT n IS NULL AND b IS NULL FROM orders WHERE reference = 'c'").await, "true");
@@ -55,7 +60,15 @@ async fn json_lines_that_are_none_fail_alone() {
         {\"reference\":\"c\",\"other\":2}\n{\"reference\":\"d\\u0000\"}\n{\"reference\":\"e\"} trailing\n{\"amount\":4}\n{\"reference\":\"z\"}\n";
     let report = desk.with(json, |o| o.format = Format::JsonLines).await;
     let failed: Vec<_> = report.failures.iter().map(|f| (f.row, f.line, f.code.as_str())).collect();
-    let expected = [(2, 2, "22P02"), (3, 3, "22P02"), (4, 4, "22030"), (5, 5, "22P04"), (6, 6, "22021"), (7, 7, "22P02"), (8, 8, "23502")];
+    let expected = [
+        (2, 2, "22P02"),
+        (3, 3, "22P02"),
+        (4, 4, "22030"),
+        (5, 5, "22P04"),
+        (6, 6, "22021"),
+        (7, 7, "22P02"),
+        (8, 8, "23502"),
+    ];
     assert_eq!(failed, expected);
     assert_eq!(desk.orders().await, "a 1.00 NULL; z NULL");
     let report = desk.with("{\"reference\":\"f\",\"other\":1}\n", |o| {
@@ -101,7 +114,10 @@ async fn packed_files_resume_in_the_middle() {
 #[tokio::test]
 async fn a_transformation_is_the_callers_sql() {
     let desk = Desk::new(ORDERS).await;
-    desk.client.batch_execute("CREATE FUNCTION public.cents(text) RETURNS numeric LANGUAGE sql AS 'SELECT $1::numeric / 100'").await.unwrap();
+    desk.client
+        .batch_execute("CREATE FUNCTION public.cents(text) RETURNS numeric LANGUAGE sql AS 'SELECT $1::numeric / 100'")
+        .await
+        .unwrap();
     let sql = "lower(no) AS reference, cents(price) AS amount, CASE WHEN kind = 'x' THEN 'special' END AS note -- thus";
     let csv = "no,price,kind\nA1,250,x\nB2,bad,y\nC3,99,y\n";
     let report = desk.with(csv, |o| o.transform = Some(sql.into())).await;
@@ -111,7 +127,9 @@ async fn a_transformation_is_the_callers_sql() {
     let mut options = Desk::options();
     options.transform = Some("no AS reference, random()::numeric AS amount".into());
     options.on_conflict = pgonce::import::OnConflict::Update;
-    for moving in ["random()::numeric AS amount", "extract(epoch FROM now())::numeric AS amount", "current_user AS note"] {
+    for moving in
+        ["random()::numeric AS amount", "extract(epoch FROM now())::numeric AS amount", "current_user AS note"]
+    {
         options.transform = Some(format!("no AS reference, {moving}"));
         let refused = desk.import(csv, &options).await.unwrap_err().to_string();
         assert!(refused.contains("the same of a row every time"), "{refused}");

@@ -103,7 +103,11 @@ async fn imports_are_forgotten_in_time_and_let_go() {
     assert_eq!(desk.text("SELECT once.purge_imports(3)").await, "3", "a part of it at a time");
     assert_eq!(desk.text("SELECT count(*) FROM once.imports").await, "2");
     assert_eq!(desk.text("SELECT once.purge_imports()").await, "6", "five more batches, and the job");
-    assert_eq!(desk.text("SELECT string_agg(state, ' ') FROM once.imports").await, "stopped", "what was never done is kept");
+    assert_eq!(
+        desk.text("SELECT string_agg(state, ' ') FROM once.imports").await,
+        "stopped",
+        "what was never done is kept"
+    );
     assert_eq!(desk.text("SELECT count(*) FROM once.import_errors").await, "0");
     assert_eq!(desk.with(&csv, |_| {}).await.skipped, 58, "a file that was forgotten is new, and its rows are known");
 
@@ -124,7 +128,10 @@ async fn what_cannot_be_is_refused_by_the_functions() {
     let code = async |sql: &str| desk.client.batch_execute(sql).await.unwrap_err().code().unwrap().code().to_owned();
     assert_eq!(code(&open("'x'", "1 minute")).await, "P4080");
     assert_eq!(code(&open("sha256('x')", "1 ms")).await, "P4080");
-    assert_eq!(code("SELECT once.import_open(sha256('x'), 1, '{}', 't', 'f', 'o', 'a', p_tenant => NULL)").await, "P4004");
+    assert_eq!(
+        code("SELECT once.import_open(sha256('x'), 1, '{}', 't', 'f', 'o', 'a', p_tenant => NULL)").await,
+        "P4004"
+    );
     assert_eq!(desk.text(&open("sha256('x')", "1 minute")).await, "new");
     let claim = desk.text("SELECT claim_id FROM once.imports").await;
     let record = |first: i64, last: i64, rest: &str| {

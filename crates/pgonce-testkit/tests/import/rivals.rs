@@ -32,7 +32,10 @@ async fn of_two_at_one_file_one_imports_it() {
     lock_waiters(&observer, 1).await;
     // Its lease runs out meanwhile; its batch is under way, and keeps everybody away.
     let second = desk.import(&csv, &lease(1)).await.unwrap();
-    assert!(matches!(&second.ending, Ending::Busy(owner) if owner.contains(&std::process::id().to_string())), "{second:?}");
+    assert!(
+        matches!(&second.ending, Ending::Busy(owner) if owner.contains(&std::process::id().to_string())),
+        "{second:?}"
+    );
     assert_eq!(desk.text("SELECT leased_until < once.clock() FROM once.imports").await, "true");
     desk.client.batch_execute("SELECT pg_advisory_unlock(42)").await.unwrap();
     let first = first.await.unwrap().unwrap();
@@ -65,7 +68,10 @@ async fn an_importer_that_was_taken_over_writes_nothing_more() {
     go_on.send(()).unwrap();
     let lost = stale.await.unwrap().unwrap_err();
     assert!(matches!(lost, Error::ImportLost), "{lost}");
-    assert_eq!(desk.text("SELECT count(*) || ' ' || (SELECT sum(applied) FROM once.import_batches) FROM orders").await, "100 100");
+    assert_eq!(
+        desk.text("SELECT count(*) || ' ' || (SELECT sum(applied) FROM once.import_batches) FROM orders").await,
+        "100 100"
+    );
     assert_eq!(desk.text("SELECT state FROM once.imports").await, "done", "nor does it end what is another's");
 }
 
@@ -76,7 +82,9 @@ async fn a_dead_importers_file_is_taken_over_when_its_lease_is_over() {
     desk.stopped_at(&csv, &Desk::options(), 20).await;
     // As one leaves it that was killed, on a machine that nobody can see from here.
     let vanish = |ahead: &str| {
-        format!("UPDATE once.import_job SET state = 'running', owner = 'elsewhere/00000000/1/1', leased_until = once.clock() + interval '{ahead}'")
+        format!(
+            "UPDATE once.import_job SET state = 'running', owner = 'elsewhere/00000000/1/1', leased_until = once.clock() + interval '{ahead}'"
+        )
     };
     desk.client.batch_execute(&vanish("1 hour")).await.unwrap();
     let mut options = Desk::options();
@@ -117,7 +125,11 @@ async fn a_commit_whose_answer_is_lost_is_known_by_the_next_row() {
         let report = once.import(Desk::file(&csv), &Desk::options(), unstopped(), arm).await.unwrap();
         assert_eq!(proxy.fired(), 1, "{cut:?}");
         let (failed, skipped) = if csv.contains("bad") { (1, 1) } else { (0, 0) };
-        assert_eq!((report.ending.clone(), counts(&report)), (Ending::Done, (60 - failed - skipped, skipped, failed)), "{cut:?}");
+        assert_eq!(
+            (report.ending.clone(), counts(&report)),
+            (Ending::Done, (60 - failed - skipped, skipped, failed)),
+            "{cut:?}"
+        );
         assert_eq!(desk.text("SELECT count(*) FROM orders").await, (60 - failed - skipped).to_string());
         assert_eq!(desk.text("SELECT sum(last_row - first_row + 1) FROM once.import_batches").await, "60");
     }

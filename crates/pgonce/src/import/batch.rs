@@ -94,7 +94,8 @@ impl Batch {
             part.good.push((part.data.len(), moved(*place)));
             part.data.extend_from_slice(&self.data[*begin..end]);
         }
-        part.bad = self.bad.iter().filter(|(place, _)| within(*place)).map(|(p, bad)| (moved(*p), bad.clone())).collect();
+        part.bad =
+            self.bad.iter().filter(|(place, _)| within(*place)).map(|(p, bad)| (moved(*p), bad.clone())).collect();
         for place in from..to {
             part.raw.extend_from_slice(self.input(u32::try_from(place).unwrap_or(u32::MAX)).1);
             part.places.push(Place { raw_end: part.raw.len(), ..self.places[place] });

@@ -58,7 +58,9 @@ pub(super) async fn rehearse(
         };
         let batch = match next {
             None => break Ending::Rehearsed,
-            Some(Err(error)) => break Ending::Stopped(format!("row {}, line {}: {}", rows + 1, error.line, error.reason)),
+            Some(Err(error)) => {
+                break Ending::Stopped(format!("row {}, line {}: {}", rows + 1, error.line, error.reason));
+            }
             Some(Ok(batch)) => batch,
         };
         for outcome in apply(&connection, plan, batch, options.failures_max.saturating_sub(failed)).await? {

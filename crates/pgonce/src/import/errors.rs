@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use tokio_postgres::types::{ToSql, Type};
 
-use super::job::Job;
 use super::RowFailure;
+use super::job::Job;
 use crate::sql::Call;
 use crate::{Error, Once};
 
@@ -29,8 +29,11 @@ impl ErrorFile {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(told(path, &error)),
             _ => {}
         }
+        if job.settled.failed == 0 {
+            return Ok(this);
+        }
         let mut after = 0_i64;
-        while job.settled.failed > 0 {
+        loop {
             let parameters: [(&(dyn ToSql + Sync), Type); 4] =
                 [(&job.id, Type::INT8), (&job.claim, Type::UUID), (&after, Type::INT8), (&PAGE, Type::INT4)];
             let rows = once.connection().await?.rows(Call::ImportFailures, &parameters).await?;

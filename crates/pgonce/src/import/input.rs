@@ -146,7 +146,10 @@ impl Window {
         }
         let filled = self.buffer.len();
         if filled > RECORD_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a record of more than 16 MiB: a quote that is not closed?"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a record of more than 16 MiB: a quote that is not closed?",
+            ));
         }
         self.buffer.resize(filled + CHUNK_BYTES, 0);
         let read = loop {

@@ -72,7 +72,9 @@ impl Job {
                 "new" | "resumed" => return Ok(Opened::Ours(job)),
                 "done" => return Ok(Opened::Ended(job.report(Ending::AlreadyDone, options))),
                 "busy" => {}
-                other => return Err(Error::Schema(format!("the database answered a verdict that is not known: {other:?}"))),
+                other => {
+                    return Err(Error::Schema(format!("the database answered a verdict that is not known: {other:?}")));
+                }
             }
             // The run that was asked for is under way.
             again = false;

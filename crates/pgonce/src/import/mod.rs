@@ -254,7 +254,10 @@ impl Once {
         };
         let content = Arc::new(content);
         let layout = Layout::read(&content, options, &target)?;
+        // In transactions of its own, which a dropped future must not give back to the pool.
+        connection.dirty.store(true, Ordering::SeqCst);
         let plan = Plan::make(&connection.client, target, options, &layout.sources, &layout.pairs).await?;
+        connection.dirty.store(false, Ordering::SeqCst);
         drop(connection);
         if is_rehearsal {
             return dry::rehearse(self, &content, &layout, &plan, options, stop, progress).await;
@@ -269,13 +272,23 @@ impl Once {
         }
         let mut errors = ErrorFile::open(self, options.errors.as_deref(), &job).await?;
         let mut run = write::Run { once: self, options, plan: &plan, job: &mut job, errors: &mut errors };
-        run.to_end(content, &layout, stop, progress).await
+        run.finish(content, &layout, stop, progress).await
     }
 }
 
 impl Report {
     fn nothing(ending: Ending) -> Self {
-        Self { ending, job: None, from_row: 1, rows: 0, applied: 0, skipped: 0, failed: 0, failures: Vec::new(), errors: None }
+        Self {
+            ending,
+            job: None,
+            from_row: 1,
+            rows: 0,
+            applied: 0,
+            skipped: 0,
+            failed: 0,
+            failures: Vec::new(),
+            errors: None,
+        }
     }
 }
 
@@ -379,7 +392,13 @@ impl Layout {
         Self::of(names, options, target, begin, header)
     }
 
-    fn of(names: Vec<String>, options: &ImportOptions, target: &Target, begin: Position, header: Vec<u8>) -> Result<Self, Error> {
+    fn of(
+        names: Vec<String>,
+        options: &ImportOptions,
+        target: &Target,
+        begin: Position,
+        header: Vec<u8>,
+    ) -> Result<Self, Error> {
         if let Some(twice) = names.iter().enumerate().find(|(place, name)| names[..*place].contains(name)) {
             return Err(Error::Invalid(format!("the field {:?} is in the header twice", twice.1)));
         }
@@ -391,9 +410,8 @@ impl Layout {
         }
         let taken: Vec<String> = names.iter().filter(|name| !options.ignore.contains(name)).cloned().collect();
         let pairs = if options.transform.is_some() { Vec::new() } else { pairs(&taken, options, target)? };
-        let sources = if options.transform.is_some() { taken } else { pairs.iter().map(|(_, from)| from.clone()).collect() };
-        let mut distinct = sources.clone();
-        distinct.dedup();
+        let sources =
+            if options.transform.is_some() { taken } else { pairs.iter().map(|(_, from)| from.clone()).collect() };
         let place = |name: &String| names.iter().position(|known| known == name).unwrap_or_default();
         let wanted = Wanted {
             columns: names.len(),

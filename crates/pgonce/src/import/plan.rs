@@ -53,7 +53,9 @@ impl Target {
             Err(error) => return Err(error.into()),
         };
         let Some(row) = found else {
-            return Err(Error::Invalid(format!("there is no table {into}, or it cannot be seen: name it as schema.table")));
+            return Err(Error::Invalid(format!(
+                "there is no table {into}, or it cannot be seen: name it as schema.table"
+            )));
         };
         let oid: u32 = row.try_get(0)?;
         let kind: String = row.try_get(4)?;
@@ -129,14 +131,17 @@ impl Plan {
         let stage = format!("CREATE TEMP TABLE once_stage (once_n int NOT NULL, {}) ON COMMIT DROP", staged.join(", "));
         let (columns, inner) = match &options.transform {
             None => {
-                let taken: Vec<_> = pairs.iter().map(|(to, from)| format!("s.{} AS {}", ident(from), ident(to))).collect();
+                let taken: Vec<_> =
+                    pairs.iter().map(|(to, from)| format!("s.{} AS {}", ident(from), ident(to))).collect();
                 (pairs.iter().map(|(to, _)| to.clone()).collect(), taken.join(", "))
             }
             Some(transform) => (transformed(client, &stage, transform, options.on_conflict).await?, transform.clone()),
         };
         for key in &options.natural_key {
             if !columns.contains(key) {
-                return Err(Error::Invalid(format!("nothing of the file goes into {key}, which the natural key needs")));
+                return Err(Error::Invalid(format!(
+                    "nothing of the file goes into {key}, which the natural key needs"
+                )));
             }
         }
         let parts = Parts::new(&target, options, &columns, &inner)?;
@@ -181,7 +186,12 @@ impl Plan {
 }
 
 /// The columns that a transformation makes. With `update` it must make the same of the same row every time.
-async fn transformed(client: &Client, stage: &str, transform: &str, on_conflict: OnConflict) -> Result<Vec<String>, Error> {
+async fn transformed(
+    client: &Client,
+    stage: &str,
+    transform: &str,
+    on_conflict: OnConflict,
+) -> Result<Vec<String>, Error> {
     let view = format!("BEGIN; {stage}; CREATE TEMP VIEW once_transform AS SELECT {transform}\n FROM {STAGE} s");
     let look = async {
         client.batch_execute(&view).await?;
@@ -201,8 +211,9 @@ async fn transformed(client: &Client, stage: &str, transform: &str, on_conflict:
     };
     let looked = look.await;
     client.batch_execute("ROLLBACK").await?;
-    let (columns, moving) = looked
-        .map_err(|error| Error::Invalid(format!("the transformation cannot be used: {}", crate::error::describe(&error))))?;
+    let (columns, moving) = looked.map_err(|error| {
+        Error::Invalid(format!("the transformation cannot be used: {}", crate::error::describe(&error)))
+    })?;
     match moving {
         Some(functions) if on_conflict == OnConflict::Update => Err(Error::Invalid(format!(
             "with --on-conflict update the transformation must make the same of a row every time; it uses {functions}"

@@ -129,7 +129,10 @@ impl Records {
         match self.window.bytes() {
             [0xef, 0xbb, 0xbf, ..] => self.window.pass(3),
             [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is UTF-16: convert it to UTF-8 first"));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the file is UTF-16: convert it to UTF-8 first",
+                ));
             }
             _ => {}
         }
@@ -143,11 +146,8 @@ impl Records {
             if read == self.window.bytes().len() {
                 self.window.more()?;
             }
-            let (result, more_read, more_written, more_ended) = self.csv.read_record(
-                &self.window.bytes()[read..],
-                &mut self.text[written..],
-                &mut self.ends[ended..],
-            );
+            let (result, more_read, more_written, more_ended) =
+                self.csv.read_record(&self.window.bytes()[read..], &mut self.text[written..], &mut self.ends[ended..]);
             read += more_read;
             written += more_written;
             ended += more_ended;
@@ -315,9 +315,12 @@ fn encode_json(raw: &[u8], wanted: &Wanted, line: &mut Line<'_>) -> Result<(), B
         if object[..position].iter().any(|(before, _)| before == name) {
             return Err(Bad::new("22030", format!("the field {name:?} is there twice")));
         }
-        let known = |name: &str| wanted.fields.iter().any(|(known, _)| known == name) || wanted.ignored.iter().any(|i| i == name);
+        let known = |name: &str| {
+            wanted.fields.iter().any(|(known, _)| known == name) || wanted.ignored.iter().any(|i| i == name)
+        };
         if wanted.only && !known(name) {
-            let message = format!("the field {name:?} is not one of the first record's: name the fields with --columns");
+            let message =
+                format!("the field {name:?} is not one of the first record's: name the fields with --columns");
             return Err(Bad::new("22P04", message));
         }
     }

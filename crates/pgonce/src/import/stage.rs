@@ -5,10 +5,10 @@ use futures_util::SinkExt as _;
 use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
+use super::RowFailure;
 use super::batch::Batch;
 use super::plan::Plan;
 use super::records::Bad;
-use super::RowFailure;
 use crate::pool::Connection;
 use crate::sql::Call;
 use crate::sqlstate::{self, Verdict};

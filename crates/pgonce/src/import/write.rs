@@ -85,7 +85,7 @@ enum Attempt {
 
 impl Run<'_> {
     /// Goes on to the file's end, or until something is in the way.
-    pub(super) async fn to_end(
+    pub(super) async fn finish(
         &mut self,
         content: Arc<Content>,
         layout: &Layout,
@@ -108,7 +108,10 @@ impl Run<'_> {
                 None => break Ending::Stopped("the file was changed while it was imported: import it again".into()),
                 Some(Err(error)) => {
                     let row = self.job.next_row;
-                    break Ending::Stopped(format!("row {row}, line {}: {}; the rows before it are settled", error.line, error.reason));
+                    break Ending::Stopped(format!(
+                        "row {row}, line {}: {}; the rows before it are settled",
+                        error.line, error.reason
+                    ));
                 }
                 Some(Ok(batch)) => batch,
             };
@@ -259,7 +262,8 @@ impl Run<'_> {
         if let Some(known) = self.begin(&connection, batch, doubt).await? {
             return Ok(Some(known));
         }
-        let copied = if batch.good.is_empty() { Ok(0) } else { stage::copy(&connection.client, copy, &batch.data).await };
+        let copied =
+            if batch.good.is_empty() { Ok(0) } else { stage::copy(&connection.client, copy, &batch.data).await };
         match copied {
             // Fewer: a trigger let some go. Which ones, the stage can tell.
             Ok(rows) if rows == batch.good.len() as u64 => {}
@@ -352,7 +356,8 @@ impl Run<'_> {
         let Position { offset, line } = batch.next();
         let (offset, line, lease) = (signed(offset), signed(line), interval(self.options.lease));
         let some = |rows: &Vec<i64>| (!rows.is_empty()).then(|| rows.clone());
-        let (existing, unchanged, dropped) = (some(&outcome.existing), some(&outcome.unchanged), some(&outcome.dropped));
+        let (existing, unchanged, dropped) =
+            (some(&outcome.existing), some(&outcome.unchanged), some(&outcome.dropped));
         let failed: Vec<i64> = outcome.failed.iter().map(|failure| signed(failure.row)).collect();
         let lines: Vec<i64> = outcome.failed.iter().map(|failure| signed(failure.line)).collect();
         let codes: Vec<&str> = outcome.failed.iter().map(|failure| failure.code.as_str()).collect();
