@@ -25,11 +25,11 @@ pub async fn run(options: Options, url: &str, out: Out) -> anyhow::Result<()> {
         let rows = all.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
         out.rows(
             &[
-                ("SCHEMA", "schema"),
                 ("VERSION", "version"),
                 ("NAME", "name"),
                 ("STATE", "state"),
                 ("APPLIED", "applied_at"),
+                ("SCHEMA", "schema"),
             ],
             &rows,
         )?;

@@ -7,6 +7,8 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
+use pgonce_testkit::lock_waiters;
+
 use crate::book::{balance, book, code, is_sound, number, transfer};
 
 fn group(operation: &str, from: &str, to: &str, amount: i64) -> Value {
@@ -95,4 +97,45 @@ async fn batches_in_any_order_do_not_deadlock() {
     let client = db.client().await;
     assert_eq!(number(&client, "SELECT count(*) FROM once_ledger.posting").await, 6 * ROUNDS as i64);
     is_sound(&client).await;
+}
+
+/// Groups are written in the order of their names: one batch waits in the middle of its own, the other for the first.
+#[tokio::test]
+async fn groups_are_written_in_one_order() {
+    let db = book().await;
+    let (holder, first, second, observer) =
+        (db.client().await, db.client().await, db.client().await, db.client().await);
+    holder.batch_execute("BEGIN").await.unwrap();
+    transfer(&holder, "m", "a0", "a1", 1).await.unwrap();
+    let groups = |names: &[&str]| names.iter().map(|name| group(name, "a2", "a3", 1)).collect::<Vec<_>>();
+    let (of_first, of_second) = (groups(&["z", "m", "a"]), groups(&["a", "z"]));
+    let first = tokio::spawn(async move { post_batch(&first, of_first, false).await });
+    lock_waiters(&observer, 1).await;
+    let second = tokio::spawn(async move { post_batch(&second, of_second, false).await });
+    lock_waiters(&observer, 2).await;
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(first.await.unwrap().unwrap().len(), 3);
+    assert!(second.await.unwrap().unwrap().iter().all(|(kind, _)| kind == "already"));
+    is_sound(&observer).await;
+}
+
+/// Accounts are locked before any of them moves, in the order of their names: a batch that waits for one of its accounts
+/// holds none that comes later.
+#[tokio::test]
+async fn accounts_are_locked_in_one_order() {
+    let db = book().await;
+    let (holder, first, second, observer) =
+        (db.client().await, db.client().await, db.client().await, db.client().await);
+    holder.batch_execute("BEGIN").await.unwrap();
+    transfer(&holder, "held", "a0", "a3", 1).await.unwrap();
+    let of_first = vec![group("1", "a4", "a5", 1), group("2", "a0", "a5", 1), group("3", "a2", "a5", 1)];
+    let first = tokio::spawn(async move { post_batch(&first, of_first, false).await });
+    lock_waiters(&observer, 1).await;
+    // Were it in the way, this would never be had: the holder ends after it.
+    second.batch_execute("SET lock_timeout = '20s'").await.unwrap();
+    let of_second = vec![group("4", "a2", "a1", 1), group("5", "a4", "a1", 1)];
+    assert_eq!(post_batch(&second, of_second, false).await.unwrap().len(), 2);
+    holder.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(first.await.unwrap().unwrap().len(), 3);
+    is_sound(&observer).await;
 }

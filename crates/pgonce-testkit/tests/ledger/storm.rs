@@ -17,7 +17,7 @@ const EACH: u64 = 40;
 fn entries(operation: u64) -> (Vec<String>, Vec<i64>) {
     let account = |n: u64| format!("a{}", n % 6);
     let amount = 1 + (operation * 37 % 1000) as i64;
-    if operation % 3 == 0 {
+    if operation.is_multiple_of(3) {
         // Two entries of one account among four, in no order.
         let first = account(operation);
         let accounts = vec![first.clone(), account(operation + 5), account(operation + 2), first];

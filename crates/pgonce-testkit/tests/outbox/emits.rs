@@ -255,3 +255,22 @@ async fn batches_with_the_same_messages_do_not_deadlock() {
     tasks.join_all().await;
     assert_eq!(number(&db.client().await, "SELECT count(*) FROM once.outbox").await, 800);
 }
+
+/// The same, step by step: one batch waits in the middle of its own messages, the other for the first of them.
+#[tokio::test]
+async fn messages_of_a_batch_are_added_in_the_order_of_their_ids() {
+    let db = TestDb::new().await;
+    let (holder, first, second, observer) =
+        (db.client().await, db.client().await, db.client().await, db.client().await);
+    let event = |id: u128| Event::new("t", "x", &json!(id.to_string())).id(uuid::Uuid::from_u128(id));
+    holder.batch_execute("BEGIN").await.unwrap();
+    pgonce::emit_batch(&holder, "", None, &[event(5)]).await.unwrap();
+    let (of_first, of_second) = ([event(9), event(5), event(1)], [event(1), event(9)]);
+    let first = tokio::spawn(async move { pgonce::emit_batch(&first, "", None, &of_first).await });
+    pgonce_testkit::lock_waiters(&observer, 1).await;
+    let second = tokio::spawn(async move { pgonce::emit_batch(&second, "", None, &of_second).await });
+    pgonce_testkit::lock_waiters(&observer, 2).await;
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!((first.await.unwrap().unwrap().len(), second.await.unwrap().unwrap().len()), (3, 2));
+    assert_eq!(number(&observer, "SELECT count(*) FROM once.outbox").await, 3);
+}
