@@ -58,7 +58,7 @@ const TABLE: &[(&str, Verdict)] = &[
     ("P4062", Verdict::Final), // a call with another request
     ("P4063", Verdict::Final), // a call that cannot be made
     ("P4080", Verdict::Final),
-    ("P4081", Verdict::Lost), // an import was taken over
+    ("P4081", Verdict::Lost),  // an import was taken over
     ("P4090", Verdict::Final), // cannot be posted
     ("P4091", Verdict::Final), // does not balance
     ("P4092", Verdict::Final), // no such account, or of another currency

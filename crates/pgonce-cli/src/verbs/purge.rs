@@ -112,7 +112,9 @@ pub async fn run(options: Options, extent: Extent, url: &str, out: Out) -> anyho
             Kind::Inbox => (batch_of(&client, "SELECT to_jsonb(once.purge_inbox($1))", size).await, &mut gone.inbox),
             Kind::Jobs => (batch_of(&client, "SELECT to_jsonb(once.purge_jobs($1))", size).await, &mut gone.jobs),
             Kind::Calls => (batch_of(&client, "SELECT to_jsonb(once.purge_calls($1))", size).await, &mut gone.calls),
-            Kind::Imports => (batch_of(&client, "SELECT to_jsonb(once.purge_imports($1))", size).await, &mut gone.imports),
+            Kind::Imports => {
+                (batch_of(&client, "SELECT to_jsonb(once.purge_imports($1))", size).await, &mut gone.imports)
+            }
         };
         let rows = rows.with_context(|| format!("stopped after {total} rows, which are purged"))?;
         *counted += rows;
