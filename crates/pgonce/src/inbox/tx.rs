@@ -122,7 +122,7 @@ impl MessageTx {
         };
         let wire = crate::call::Wire::new(&call)?;
         let parameters = wire.parameters(&call, tenant, &"inbox", &key);
-        Ok(connection.call(Call::MakeCall, &parameters).await?.try_get(0)?)
+        Ok(connection.call(Call::ProviderRequest, &parameters).await?.try_get(0)?)
     }
 
     /// Adds a job to a queue: it is there if and only if this transaction commits; see [`crate::Tx::enqueue`].
