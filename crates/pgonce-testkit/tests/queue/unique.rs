@@ -132,7 +132,8 @@ async fn batches_of_the_same_keys_do_not_deadlock() {
                 if worker % 2 == 0 {
                     keys.reverse();
                 }
-                barrier.wait().await;
+                // Bounded: where one of them has failed, the others must not wait for it for ever.
+                tokio::time::timeout(Duration::from_secs(60), barrier.wait()).await.unwrap();
                 client.execute(sql, &[&keys]).await.map_err(|error| code(&error)).unwrap();
             }
         }));
