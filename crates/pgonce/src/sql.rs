@@ -39,16 +39,16 @@ pub(crate) enum Call {
     InboxFail,
     InboxWait,
     InboxRecover,
-    MakeCall,
-    CallTake,
-    CallHeard,
-    CallDoubts,
-    CallAsked,
-    CallAskSql,
-    CallRecover,
-    CallSweep,
+    ProviderRequest,
+    ProviderTake,
+    ProviderAnswered,
+    ProviderDoubts,
+    ProviderAsked,
+    ProviderAskSql,
+    ProviderRecover,
+    ProviderSweep,
     ProviderHeard,
-    CallOpen,
+    ProviderOpen,
 }
 
 impl Call {
@@ -125,26 +125,28 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::InboxFail, _) => "SELECT once.inbox_fail($1, $2, $3, $4)",
         (Call::InboxWait, _) => "SELECT once.inbox_wait($1, $2)",
         (Call::InboxRecover, _) => "SELECT count(*) FROM once.inbox_recover($1)",
-        (Call::MakeCall, _) => {
+        (Call::ProviderRequest, _) => {
             "SELECT once.call(p_provider => $1, p_operation => $2, p_path => $3, p_body => $4, p_method => $5, \
              p_headers => $6, p_scope => $7, p_key => $8, p_ordinal => $9, p_tenant => $10, p_body_bytes => $11, \
              p_content_type => $12, p_delay => $13::text::interval)"
         }
-        (Call::CallTake, _) => {
+        (Call::ProviderTake, _) => {
             "SELECT id, claim_id, provider, operation, tenant, reference, base_url, key_header, header_env, timeout_ms, \
              grace_ms, method, path, headers, content_type, body, attempts FROM once.call_take($1, $2, $3, $4)"
         }
-        (Call::CallHeard, _) => "SELECT once.call_heard($1, $2, $3, $4, $5, $6, $7, $8::text::interval, $9, $10)",
-        (Call::CallDoubts, _) => {
+        (Call::ProviderAnswered, _) => {
+            "SELECT once.call_heard($1, $2, $3, $4, $5, $6, $7, $8::text::interval, $9, $10)"
+        }
+        (Call::ProviderDoubts, _) => {
             "SELECT id, claim_id, provider, operation, tenant, reference, base_url, key_header, header_env, timeout_ms, \
              grace_ms, how, path, asked FROM once.call_doubts($1, $2, $3, $4)"
         }
-        (Call::CallAsked, _) => "SELECT once.call_asked($1, $2, $3, $4, $5, $6, $7, $8::text::interval, $9, $10)",
-        (Call::CallAskSql, _) => "SELECT once.call_ask_sql($1, $2)",
-        (Call::CallRecover, _) => "SELECT once.call_recover($1)",
-        (Call::CallSweep, _) => "SELECT once.call_sweep($1)",
+        (Call::ProviderAsked, _) => "SELECT once.call_asked($1, $2, $3, $4, $5, $6, $7, $8::text::interval, $9, $10)",
+        (Call::ProviderAskSql, _) => "SELECT once.call_ask_sql($1, $2)",
+        (Call::ProviderRecover, _) => "SELECT once.call_recover($1)",
+        (Call::ProviderSweep, _) => "SELECT once.call_sweep($1)",
         (Call::ProviderHeard, _) => "SELECT once.provider_heard($1, $2, $3::text::interval)",
-        (Call::CallOpen, _) => "SELECT provider, state, calls FROM once.call_open($1)",
+        (Call::ProviderOpen, _) => "SELECT provider, state, calls FROM once.call_open($1)",
     }
 }
 
@@ -254,7 +256,7 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::InboxFail => &[Type::INT8, Type::UUID, Type::BOOL, Type::TEXT],
         Call::InboxWait => &[Type::INT8, Type::UUID],
         Call::InboxRecover => &[Type::INT4],
-        Call::MakeCall => &[
+        Call::ProviderRequest => &[
             Type::TEXT,
             Type::TEXT,
             Type::TEXT,
@@ -269,8 +271,8 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
             Type::TEXT,
             Type::TEXT,
         ],
-        Call::CallTake | Call::CallDoubts => &[Type::TEXT, Type::INT4, Type::TEXT, Type::TEXT_ARRAY],
-        Call::CallHeard | Call::CallAsked => &[
+        Call::ProviderTake | Call::ProviderDoubts => &[Type::TEXT, Type::INT4, Type::TEXT, Type::TEXT_ARRAY],
+        Call::ProviderAnswered | Call::ProviderAsked => &[
             Type::UUID,
             Type::UUID,
             Type::TEXT,
@@ -282,10 +284,10 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
             Type::TEXT,
             Type::TEXT,
         ],
-        Call::CallAskSql => &[Type::UUID, Type::UUID],
-        Call::CallRecover | Call::CallSweep => &[Type::INT4],
+        Call::ProviderAskSql => &[Type::UUID, Type::UUID],
+        Call::ProviderRecover | Call::ProviderSweep => &[Type::INT4],
         Call::ProviderHeard => &[Type::TEXT, Type::BOOL, Type::TEXT],
-        Call::CallOpen => &[Type::TEXT],
+        Call::ProviderOpen => &[Type::TEXT],
         Call::DirectPolicy => &[Type::TEXT, Type::TEXT],
         Call::DirectClaim | Call::DirectPeek => &[Type::TEXT, Type::TEXT, Type::BYTEA, Type::TEXT],
         Call::DirectComplete => &[

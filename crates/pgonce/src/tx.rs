@@ -131,7 +131,7 @@ impl Tx {
         let Inner { connection, name, .. } = &*self.0;
         let wire = crate::call::Wire::new(&call)?;
         let parameters = wire.parameters(&call, &name.tenant, &name.scope, &name.key);
-        Ok(connection.call(Call::MakeCall, &parameters).await?.try_get(0)?)
+        Ok(connection.call(Call::ProviderRequest, &parameters).await?.try_get(0)?)
     }
 
     /// Whether relays have something to do once this has committed.

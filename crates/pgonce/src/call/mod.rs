@@ -129,7 +129,7 @@ pub async fn call(
     let (scope, key) = intent.unzip();
     let wire = Wire::new(call)?;
     let parameters = wire.parameters(call, &tenant, &scope, &key);
-    let row = transaction.query_typed_one(sql::text(sql::Call::MakeCall, true), &parameters).await?;
+    let row = transaction.query_typed_one(sql::text(sql::Call::ProviderRequest, true), &parameters).await?;
     Ok(row.try_get(0)?)
 }
 

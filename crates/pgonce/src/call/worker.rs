@@ -151,7 +151,7 @@ impl<'a> CallWorker<'a> {
     /// How many calls are not settled, and the gauges.
     async fn open(&self) -> Result<i64, Error> {
         let connection = self.once.connection().await?;
-        let rows = connection.rows(Call::CallOpen, &[(&self.provider, Type::TEXT)]).await?;
+        let rows = connection.rows(Call::ProviderOpen, &[(&self.provider, Type::TEXT)]).await?;
         let mut found: HashMap<(String, &'static str), i64> = HashMap::new();
         for row in rows {
             let (provider, state, calls): (String, String, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
@@ -181,19 +181,19 @@ impl<'a> CallWorker<'a> {
         let connection = self.once.connection().await?;
         let mut taken: Vec<Work<'_>> = Vec::new();
         if self.asks {
-            connection.call(Call::CallRecover, &[(&RECOVER_MAX, Type::INT4)]).await?;
-            connection.call(Call::CallSweep, &[(&RECOVER_MAX, Type::INT4)]).await?;
+            connection.call(Call::ProviderRecover, &[(&RECOVER_MAX, Type::INT4)]).await?;
+            connection.call(Call::ProviderSweep, &[(&RECOVER_MAX, Type::INT4)]).await?;
             let began = Instant::now();
             // Half of the hands at most: a provider that answers nothing must not keep others from being called.
             let share = if self.sends { free.div_ceil(2) } else { free };
-            for row in self.rows(&connection, Call::CallDoubts, share).await? {
+            for row in self.rows(&connection, Call::ProviderDoubts, share).await? {
                 let call = DoubtfulCall::read(&row)?;
                 taken.push(Box::pin(self.ask(call, began)));
             }
         }
         if self.sends && free > taken.len() {
             let began = Instant::now();
-            for row in self.rows(&connection, Call::CallTake, free - taken.len()).await? {
+            for row in self.rows(&connection, Call::ProviderTake, free - taken.len()).await? {
                 let call = OutgoingCall::read(&row)?;
                 taken.push(Box::pin(self.send(call, began)));
             }
@@ -224,7 +224,7 @@ impl<'a> CallWorker<'a> {
                 self.provider(&call.route).send(&call).await
             };
             fail::fail_point!("call::after_send");
-            self.record(Call::CallHeard, "send", &call.route, heard, taken).await;
+            self.record(Call::ProviderAnswered, "send", &call.route, heard, taken).await;
         }
         .instrument(span)
         .await;
@@ -240,7 +240,7 @@ impl<'a> CallWorker<'a> {
             }
             let heard = self.provider(&call.route).ask(&call).await;
             fail::fail_point!("call::after_ask");
-            self.record(Call::CallAsked, "ask", &call.route, heard, taken).await;
+            self.record(Call::ProviderAsked, "ask", &call.route, heard, taken).await;
         }
         .instrument(span)
         .await;
@@ -248,7 +248,7 @@ impl<'a> CallWorker<'a> {
 
     async fn ask_sql(&self, route: &Route) -> Result<String, Error> {
         let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&route.id, Type::UUID), (&route.claim_id, Type::UUID)];
-        Ok(self.once.connection().await?.call(Call::CallAskSql, &parameters).await?.try_get(0)?)
+        Ok(self.once.connection().await?.call(Call::ProviderAskSql, &parameters).await?.try_get(0)?)
     }
 
     /// What was heard, into the database; again while the lease lasts where the database is away. If it never gets there,

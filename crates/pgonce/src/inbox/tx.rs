@@ -98,7 +98,7 @@ impl MessageTx {
         };
         let wire = crate::call::Wire::new(&call)?;
         let parameters = wire.parameters(&call, tenant, &"inbox", &key);
-        Ok(connection.call(Call::MakeCall, &parameters).await?.try_get(0)?)
+        Ok(connection.call(Call::ProviderRequest, &parameters).await?.try_get(0)?)
     }
 
     /// Records what the handler made, beside the message.
