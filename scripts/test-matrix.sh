@@ -22,7 +22,7 @@ for version in "$@"; do
   chmod -R a+rX "$root"
   echo "== PostgreSQL $("$bin/postgres" --version)"
   PGONCE_PG_BIN=$bin cargo test --locked -p pgonce-testkit --all-features --no-fail-fast \
-    --test concurrency --test run --test faults --test fingerprint --test contract --test bad_input --test retention --test schema --test batch --test inbox --test import
+    --test concurrency --test run --test faults --test fingerprint --test contract --test bad_input --test retention --test schema --test batch --test inbox --test import --test queue --test call --test ledger
   # Dumps and standbys need the version's own pg_dump and pg_basebackup, which these binaries come without.
   PGONCE_PG_BIN=$bin cargo test --locked -p pgonce-testkit --all-features --no-fail-fast --test outbox -- --skip home::
 done

@@ -91,9 +91,7 @@ async fn a_lost_job_costs_its_group_a_second_run_and_no_more() {
     let once = db.once().await;
     let ids = enqueue(&once, 10).await;
     let thief = db.client().await;
-    let calls = AtomicUsize::new(0);
     let work = async |tx: JobTx, job: Arc<pgonce::Job>| {
-        calls.fetch_add(1, Ordering::Relaxed);
         effect(&tx, &job.id.to_string()).await?;
         if job.id == ids[4] && job.attempt == 1 {
             // As a rescue does, and another worker's take.
@@ -109,7 +107,6 @@ async fn a_lost_job_costs_its_group_a_second_run_and_no_more() {
     assert_eq!(number(&thief, "SELECT count(DISTINCT key) FROM public.effect").await, 9);
     assert_eq!(number(&thief, "SELECT count(*) FROM public.effect").await, 9);
     assert_eq!(state(&thief, ids[4]).await, "running", "it is the other's");
-    assert!(calls.load(Ordering::Relaxed) > 10);
 }
 
 /// Serialization failures and deadlocks are run again, and are no attempts.

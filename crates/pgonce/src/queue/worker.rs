@@ -185,10 +185,10 @@ impl<'a> Worker<'a> {
         let _schedules = (self.schedules && !until_empty).then(|| Task(tokio::spawn(schedule::fire_all(once.clone()))));
         let stop = pin!(stop);
         tokio::join!(self.take_until(desk, stop, until_empty), lanes);
-        self.give_back(desk).await;
+        self.give_back(desk).await; // what a lane could not begin
     }
 
-    /// Takes ahead until told to stop, then closes the desk.
+    /// Takes ahead until told to stop, then closes the desk, and gives back what is on it.
     async fn take_until(&self, desk: &Desk, mut stop: Pin<&mut impl Future<Output = ()>>, until_empty: bool) {
         let mut window = Window::new(self.at_once, self.ahead);
         let mut pause = Duration::ZERO;
@@ -225,7 +225,8 @@ impl<'a> Worker<'a> {
                 () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
             }
         }
-        desk.close().into_iter().for_each(|ticket| desk.put_back(ticket));
+        // At once: others need not wait for what this worker has begun.
+        self.give_back(desk).await;
     }
 
     async fn take(&self, limit: usize) -> Result<Vec<Job>, Error> {
