@@ -102,6 +102,7 @@ fn next(cron: &str, timezone: &str, after: SystemTime) -> Result<SystemTime, Str
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 
