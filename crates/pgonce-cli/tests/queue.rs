@@ -168,7 +168,7 @@ async fn it_serves_until_told_to_stop() {
         .execute("SELECT once.define_schedule('s', 'emails', '* * * * * *', '{\"to\": \"all\"}')", &[])
         .await
         .unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = pgonce_testkit::free_port();
     let dir = temp_dir();
     let mut child = command(dir.path())
         .env("DATABASE_URL", db.direct_url())

@@ -4,10 +4,10 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::process::Stdio;
 
-use pgonce_testkit::{TestDb, eventually};
+use pgonce_testkit::{TestDb, eventually, free_port};
 
 use crate::common::{Ran, command, temp_dir};
-use crate::rig::{Run, free_port, number};
+use crate::rig::{Run, number};
 
 /// A receiver of webhooks that answers as it is told, by the body; gone with the process. Its URL.
 fn receiver(answer: fn(&str) -> u16) -> String {

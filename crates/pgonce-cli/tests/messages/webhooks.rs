@@ -2,7 +2,7 @@
 
 use pgonce_testkit::{TestDb, eventually, free_port};
 
-use crate::rig::{Run, free_port, number};
+use crate::rig::{Run, number};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
