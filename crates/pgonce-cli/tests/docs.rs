@@ -206,7 +206,9 @@ async fn every_pgonce_line_runs() {
         // The handlers that the pages name: a consumer looks for them when it starts.
         let handlers = "CREATE SCHEMA app;
             CREATE FUNCTION app.on_order(jsonb) RETURNS text LANGUAGE sql AS 'SELECT NULL::text';
-            CREATE FUNCTION app.on_payment(jsonb) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'";
+            CREATE FUNCTION app.on_payment(jsonb) RETURNS text LANGUAGE sql AS 'SELECT NULL::text';
+            CREATE FUNCTION app.send_email(jsonb) RETURNS text LANGUAGE sql AS 'SELECT NULL::text';
+            CREATE FUNCTION public.send_mail(jsonb) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'";
         client.batch_execute(handlers).await.unwrap();
         // The clock is one of the functions that doctor compares.
         pgonce::migrate::apply(&mut pgonce::migrate::connect(db.direct_url()).await.unwrap(), false).await.unwrap();

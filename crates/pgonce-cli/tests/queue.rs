@@ -51,6 +51,11 @@ async fn jobs_are_added_worked_on_and_decided_about() {
     let later = add(url, &["--after", "1h", "--unique", "u", "--attempts-max", "3"]);
     assert_eq!(add(url, &["--unique", "u"]), later);
     let handler = ["--queue", "emails", "--handler", "sql:app.send_email"];
+    // A handler that is not there is told before any job is taken.
+    let misspelt = ["work", "--queue", "emails", "--handler", "sql:app.sendemail", "--until-empty"];
+    let ran = pgonce(url, &misspelt);
+    assert_eq!((ran.code, ran.stderr.contains("app.sendemail cannot be called")), (1, true), "{ran:#?}");
+    assert_eq!(one::<i64>(&client, "SELECT sum(attempts) FROM once.jobs").await, 0);
     let ran = pgonce(url, &[&["work"], &handler[..], &["--until-empty"]].concat()).done();
     assert!(ran.stderr.starts_with("ready working on emails"), "{ran:#?}");
 

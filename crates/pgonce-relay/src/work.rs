@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use pgonce::{Failure, Job, JobTx};
 use serde_json::{Value, json};
+use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::TargetError;
-use crate::consume::handler::SqlHandler;
+use crate::consume::handler::{SqlHandler, Unfit};
 
 /// Who is given a job.
 #[derive(Debug, Clone)]
@@ -27,7 +28,7 @@ impl JobHandler {
     /// What it should be.
     pub fn parse(text: &str, queue: &str) -> Result<Self, TargetError> {
         if let Some(name) = text.strip_prefix("sql:") {
-            return Ok(Self::Sql(SqlJobHandler { statement: SqlHandler::new(name)?.call, queue: queue.to_owned() }));
+            return Ok(Self::Sql(SqlJobHandler { function: SqlHandler::new(name)?, queue: queue.to_owned() }));
         }
         #[cfg(feature = "webhook")]
         if text.starts_with("http://") || text.starts_with("https://") {
@@ -35,13 +36,26 @@ impl JobHandler {
         }
         Err(TargetError("a handler is sql:schema.function or http://host/path".into()))
     }
+
+    /// Whether it can be called at all: a mistake in its name or its rights is told before the first job, and costs none of
+    /// them an attempt. A service is not called.
+    ///
+    /// # Errors
+    /// Why a function cannot be called.
+    pub async fn rehearse(&self, client: &Client) -> Result<(), Unfit> {
+        match self {
+            Self::Sql(handler) => handler.function.rehearse(client).await,
+            #[cfg(feature = "webhook")]
+            Self::Http(_) => Ok(()),
+        }
+    }
 }
 
 /// `schema.function(job jsonb)`. What it writes commits with the job's end, once. A JSON object or array that it returns
 /// is kept as the job's result. What it raises fails the attempt; P4030 says that no other will do better.
 #[derive(Debug, Clone)]
 pub struct SqlJobHandler {
-    statement: String,
+    function: SqlHandler,
     queue: String,
 }
 
@@ -51,7 +65,7 @@ impl SqlJobHandler {
     /// # Errors
     /// What the function raised.
     pub async fn call(&self, tx: &JobTx, job: &Job) -> Result<(), Failure> {
-        let row = match tx.query_typed_one(&self.statement, &[(&described(job, &self.queue), Type::JSONB)]).await {
+        let row = match tx.query_typed_one(&self.function.call, &[(&described(job, &self.queue), Type::JSONB)]).await {
             Ok(row) => row,
             Err(error) if error.code().is_some_and(|code| code.code() == "P4030") => {
                 let message = error.as_db_error().map_or("", tokio_postgres::error::DbError::message);

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::output::{explain, say};
 use crate::verbs::up::stop_watch;
-use crate::{WrongUse, metrics};
+use crate::{WrongUse, database, metrics};
 
 /// `pgonce consume`
 ///
@@ -59,8 +59,16 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
     settings.claimed_by = Some(format!("pgonce consume {}", options.consumer));
     let stop = stop_watch()?;
     let mut patience = Patience { until: Instant::now() + options.wait_max, stop: stop.clone() };
-    let begun = patience.wait("the database", async || begin(&settings, url, handler.as_ref()).await, is_away);
-    let Some(once) = begun.await? else { return Ok(()) };
+    let mut told = stop.clone();
+    let told_to_stop = async move { drop(told.wait_for(|stop| *stop).await) };
+    if !database::is_there(url, options.wait_max, told_to_stop).await? {
+        return Ok(());
+    }
+    let once = Once::with_settings(settings).await?;
+    if let Some(handler) = &handler {
+        // What it cannot do is told now, and not by every message.
+        handler.rehearse(&database::connect(url).await?).await?;
+    }
     // Told to stop, or the source is not to be had: the worker ends what it holds in either case.
     let (give_up, given_up) = watch::channel(false);
     let stopped = || {
@@ -73,10 +81,10 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
         }
     };
     let intake = async {
-        let reached = patience.wait("the source", async || Ok(source.reach().await?), |_| true).await;
+        let reached = patience.wait(async || Ok(source.reach().await?)).await;
         match reached {
-            Ok(Some(())) => Intake::new(source, &options.consumer).run(&once, stopped()).await,
-            Ok(None) => source.close().await,
+            Ok(true) => Intake::new(source, &options.consumer).run(&once, stopped()).await,
+            Ok(false) => source.close().await,
             Err(error) => {
                 give_up.send_replace(true);
                 return Err(error.context(format!("{} was not reached within {:?}", target.shown, options.wait_max)));
@@ -105,50 +113,31 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
     tokio::join!(intake, work).0
 }
 
-/// Connects, and rehearses the handler: what it cannot do is told now, and not by every message.
-async fn begin(settings: &Settings, url: &str, handler: Option<&Handler>) -> anyhow::Result<Once> {
-    let once = Once::with_settings(settings.clone()).await?;
-    if let Some(handler) = handler {
-        handler.rehearse(&pgonce::migrate::connect(url).await?).await?;
-    }
-    Ok(once)
-}
-
-/// Whether the database may be there later.
-fn is_away(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| cause.downcast_ref::<pgonce::Error>().is_some_and(pgonce::Error::is_retryable))
-}
-
-/// How long something may be away at the start.
+/// How long the source may be away at the start.
 struct Patience {
     until: Instant,
     stop: watch::Receiver<bool>,
 }
 
 impl Patience {
-    /// Asks until it is there; nothing, where somebody says stop first.
-    async fn wait<T>(
-        &mut self,
-        what: &str,
-        mut ask: impl AsyncFnMut() -> anyhow::Result<T>,
-        passes: impl Fn(&anyhow::Error) -> bool,
-    ) -> anyhow::Result<Option<T>> {
+    /// Asks until it is there: true. False, where somebody says stop first.
+    async fn wait(&mut self, mut ask: impl AsyncFnMut() -> anyhow::Result<()>) -> anyhow::Result<bool> {
         let mut pause = Duration::from_millis(100);
         loop {
             let asked = tokio::select! {
                 asked = ask() => asked,
-                _ = self.stop.wait_for(|stop| *stop) => return Ok(None),
+                _ = self.stop.wait_for(|stop| *stop) => return Ok(false),
             };
             match asked {
-                Ok(there) => return Ok(Some(there)),
-                Err(error) if passes(&error) && Instant::now() < self.until => {
-                    say(&format!("waiting for {what}: {}", explain(&error)));
+                Ok(()) => return Ok(true),
+                Err(error) if Instant::now() < self.until => {
+                    say(&format!("waiting for the source: {}", explain(&error)));
                 }
                 Err(error) => return Err(error),
             }
             tokio::select! {
                 () = tokio::time::sleep(pause.min(self.until.saturating_duration_since(Instant::now()))) => {}
-                _ = self.stop.wait_for(|stop| *stop) => return Ok(None),
+                _ = self.stop.wait_for(|stop| *stop) => return Ok(false),
             }
             pause = (pause * 2).min(Duration::from_secs(5));
         }

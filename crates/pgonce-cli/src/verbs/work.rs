@@ -1,6 +1,7 @@
 //! `pgonce work`: jobs of a queue, for handlers in any language.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use pgonce_relay::work::JobHandler;
 
 use crate::output::say;
 use crate::verbs::up::stop_signal;
-use crate::{WrongUse, metrics};
+use crate::{WrongUse, database, metrics};
 
 /// `pgonce work`
 ///
@@ -43,6 +44,9 @@ pub struct Options {
     /// Do not fire schedules
     #[arg(long)]
     no_schedules: bool,
+    /// How long to wait at the start for a database that is away
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = config::duration)]
+    wait_max: Duration,
     /// Where Prometheus finds /metrics
     #[arg(long, value_name = "ADDR:PORT", value_parser = config::listen_address)]
     metrics: Option<SocketAddr>,
@@ -59,7 +63,12 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
     let mut settings = Settings::from_url(url);
     // One for each job at work, and some for taking, heartbeats, recording and counting.
     settings.pool_max = usize::from(options.at_once) + 4;
+    let mut stop = pin!(stop_signal()?);
+    if !database::is_there(url, options.wait_max, stop.as_mut()).await? {
+        return Ok(());
+    }
     let once = Once::with_settings(settings).await?;
+    handler.rehearse(&database::connect(url).await?).await?;
     let mut worker = once
         .queue(&options.queue)
         .worker()
@@ -71,7 +80,6 @@ pub async fn run(options: Options, url: &str) -> anyhow::Result<()> {
     if options.no_schedules {
         worker = worker.without_schedules();
     }
-    let stop = stop_signal()?;
     say(&format!("ready working on {}", options.queue));
     let work = async {
         match handler {

@@ -125,7 +125,7 @@ impl SqlHandler {
         })
     }
 
-    async fn rehearse(&self, client: &Client) -> Result<(), Unfit> {
+    pub(crate) async fn rehearse(&self, client: &Client) -> Result<(), Unfit> {
         let refused = |error: tokio_postgres::Error| Unfit::Refused { name: self.name.clone(), error: error.into() };
         let plan = client.query_typed(&self.rehearsal, &[]).await.map_err(refused)?;
         let is_set =
