@@ -33,8 +33,10 @@ pub(super) struct Ticket {
 impl Ticket {
     /// Resolves when the job is to be dropped.
     pub(super) async fn dropped(&mut self) -> Standing {
-        match self.standing.wait_for(|standing| *standing != Standing::Held).await {
-            Ok(standing) => *standing,
+        // Read out at once: what the channel lends must not be held across an await, or no worker could be spawned.
+        let said = self.standing.wait_for(|standing| *standing != Standing::Held).await.map(|standing| *standing);
+        match said {
+            Ok(standing) => standing,
             Err(_) => std::future::pending().await, // let go of: nobody will say anything more
         }
     }
