@@ -24,6 +24,25 @@ async fn one_after_another_and_others_beside() {
     assert_eq!(ids(&take(&client, 10).await), [a2]);
 }
 
+/// A job with a lower id comes back while a take of a later one of its key has not committed: that one counts already.
+#[tokio::test]
+async fn a_take_that_has_not_committed_counts() {
+    let db = TestDb::new().await;
+    let (client, other) = (db.client().await, db.client().await);
+    let first = keyed(&client, "k").await;
+    take(&client, 1).await[0].say(&client, "bury", "").await.unwrap();
+    let second = keyed(&client, "k").await;
+    other.batch_execute("BEGIN").await.unwrap();
+    let held = take(&other, 1).await;
+    assert_eq!(ids(&held), [second]);
+    client.execute("SELECT once.retry_buried('q', 'me', 'again')", &[]).await.unwrap();
+    assert_eq!(take(&client, 10).await, [], "one of the key is being taken");
+    other.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(take(&client, 10).await, [], "one of the key runs");
+    held[0].finish(&client).await.unwrap();
+    assert_eq!(ids(&take_soon(&client, 10).await), [first]);
+}
+
 #[tokio::test]
 async fn as_many_of_a_key_as_its_queue_says() {
     let db = TestDb::new().await;

@@ -22,6 +22,23 @@ async fn a_full_queue_hands_out_nothing() {
     assert_eq!(ids(&take(&client, 10).await).len(), 1);
 }
 
+/// What a take that has not committed hands out counts.
+#[tokio::test]
+async fn two_takes_at_once_share_the_limit() {
+    let db = TestDb::new().await;
+    let (client, other) = (db.client().await, db.client().await);
+    define(&client, r#"{"running_max": 2}"#).await;
+    for _ in 0..5 {
+        enqueue(&client, "").await;
+    }
+    other.batch_execute("BEGIN").await.unwrap();
+    assert_eq!(take(&other, 2).await.len(), 2);
+    client.batch_execute("SET statement_timeout = '20s'").await.unwrap();
+    assert_eq!(take(&client, 2).await, [], "not waited for, and not exceeded");
+    other.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(take(&client, 2).await, []);
+}
+
 /// Eight take and finish at once, and somebody counts all the while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_hold_under_load() {

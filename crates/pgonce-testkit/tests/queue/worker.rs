@@ -46,6 +46,27 @@ async fn each_job_once_in_groups_and_alone() {
     }
 }
 
+/// Workers can be spawned, in each of their forms.
+#[tokio::test]
+async fn a_worker_can_be_a_task() {
+    let db = TestDb::new().await;
+    let once = db.once().await;
+    enqueue(&once, 20).await;
+    let inside = tokio::spawn({
+        let once = once.clone();
+        async move {
+            let work = async |tx: JobTx, job: Arc<pgonce::Job>| effect(&tx, &job.id.to_string()).await;
+            worker(&once).run_until_empty(never(), work).await;
+        }
+    });
+    inside.await.unwrap();
+    let outside = tokio::spawn(async move {
+        worker(&once).run_outside(never(), true, async |_: Arc<pgonce::Job>| Ok(None)).await;
+    });
+    outside.await.unwrap();
+    assert_eq!(number(&db.client().await, "SELECT count(*) FROM public.effect").await, 20);
+}
+
 /// A failure in the middle of a group: its own effect goes, its neighbours' stay.
 #[tokio::test]
 async fn a_failure_costs_its_neighbours_nothing() {

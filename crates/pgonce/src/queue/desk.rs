@@ -33,7 +33,7 @@ pub(super) struct Ticket {
 impl Ticket {
     /// Resolves when the job is to be dropped.
     pub(super) async fn dropped(&mut self) -> Standing {
-        // The guard goes before the next await: a worker is spawned where its user likes.
+        // Read out at once: what the channel lends must not be held across an await, or no worker could be spawned.
         let said = self.standing.wait_for(|standing| *standing != Standing::Held).await.map(|standing| *standing);
         match said {
             Ok(standing) => standing,
