@@ -112,6 +112,13 @@ impl Book {
     }
 }
 
+/// Whether no order of any chapter, of this demo or an earlier one, is still on its way.
+pub async fn is_all_there(observer: &Client) -> Result<bool, Error> {
+    let sql = "SELECT to_jsonb(NOT EXISTS (SELECT FROM pgonce_demo.orders o WHERE o.message_id IS NOT NULL
+        AND NOT EXISTS (SELECT FROM pgonce_demo.deliveries d WHERE d.message_id = o.message_id::text)))";
+    Ok(database::json_row(observer, sql, &[]).await?.as_bool().unwrap_or(false))
+}
+
 fn chapter_name() -> Arc<str> {
     format!("demo_{}", Uuid::new_v4().simple()).into()
 }

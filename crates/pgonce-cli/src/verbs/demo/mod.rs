@@ -209,12 +209,12 @@ async fn send(
     Ok(())
 }
 
-/// Waits until the last message has arrived, for a time.
+/// Waits until the last message has arrived, for a time: also what a demo that was killed left on its way.
 async fn arrive(demo: &Demo, book: &mut Book, broker: &'static str) -> anyhow::Result<()> {
     let (deadline, mut shown) = (Instant::now() + ARRIVE_LIMIT, Instant::now());
     loop {
         let counted = book.count(&demo.observer).await?;
-        if counted.has_arrived() || Instant::now() > deadline {
+        if (counted.has_arrived() && book::is_all_there(&demo.observer).await?) || Instant::now() > deadline {
             return Ok(());
         }
         if shown.elapsed() >= Duration::from_secs(1) {
