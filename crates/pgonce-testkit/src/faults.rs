@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 
 /// Where the proxy cuts the next connection that sends COMMIT, or a statement that commits by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,9 +48,10 @@ impl FaultProxy {
                     let (client_read, client_write) = client.into_split();
                     let (server_read, server_write) = server.into_split();
                     // Either side's end is the end of both: the halves are dropped with the select.
+                    let cut = Notify::new();
                     tokio::select! {
-                        () = to_server(client_read, server_write, &armed, &fired) => {}
-                        () = to_client(server_read, client_write) => {}
+                        () = to_server(client_read, server_write, &armed, &fired, &cut) => {}
+                        () = to_client(server_read, client_write, &cut) => {}
                     }
                 });
             }
@@ -79,7 +81,13 @@ impl FaultProxy {
 }
 
 /// Forwards message by message, so that COMMIT is found wherever it stands in a chunk.
-async fn to_server(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, armed: &AtomicU8, fired: &AtomicUsize) {
+async fn to_server(
+    mut client: OwnedReadHalf,
+    mut server: OwnedWriteHalf,
+    armed: &AtomicU8,
+    fired: &AtomicUsize,
+    answers: &Notify,
+) {
     // The startup packet has no type byte.
     let Ok(length) = client.read_u32().await else { return };
     let mut startup = vec![0; length as usize - 4];
@@ -117,20 +125,29 @@ async fn to_server(mut client: OwnedReadHalf, mut server: OwnedWriteHalf, armed:
         let mut message = vec![kind];
         message.extend_from_slice(&length.to_be_bytes());
         message.extend_from_slice(&body);
-        if server.write_all(&message).await.is_err() {
-            return;
-        }
         if cut.is_some() {
             fired.fetch_add(1, Ordering::SeqCst);
-            // The client is cut off at once; the server keeps its side until it has read what was sent.
-            tokio::spawn(async move {
-                let _ = server.shutdown().await;
-            });
+            // The client is cut off at once. The server's side stays open until it has answered: one that cannot tell the
+            // answer of what came before would give up, and never read what was sent behind it.
+            drop(client);
+            answers.notify_one();
+            let _ = server.write_all(&message).await;
+            let _ = server.shutdown().await;
+            return std::future::pending().await;
+        }
+        if server.write_all(&message).await.is_err() {
             return;
         }
     }
 }
 
-async fn to_client(mut server: OwnedReadHalf, mut client: OwnedWriteHalf) {
-    let _ = tokio::io::copy(&mut server, &mut client).await;
+/// Forwards answers; from the cut on, reads them to the server's end and tells nobody.
+async fn to_client(mut server: OwnedReadHalf, mut client: OwnedWriteHalf, cut: &Notify) {
+    tokio::select! {
+        biased;
+        () = cut.notified() => {}
+        _ = tokio::io::copy(&mut server, &mut client) => return,
+    }
+    drop(client);
+    let _ = tokio::io::copy(&mut server, &mut tokio::io::sink()).await;
 }
