@@ -82,8 +82,8 @@ impl Writer {
         let texts: &[&str] = match kind {
             0 => &[
                 "INSERT INTO bench.ledger_posting (source, operation) VALUES ('bench', $1) RETURNING id",
-                "INSERT INTO bench.ledger_entry VALUES ($1, 1, $2, $4), ($1, 2, $3, -$4)",
-                "UPDATE bench.ledger_account SET balance = balance + CASE id WHEN $1 THEN $3 ELSE -$3 END WHERE id IN ($1, $2)",
+                "INSERT INTO bench.ledger_entry VALUES ($1, 1, $2, $4::bigint), ($1, 2, $3, -$4::bigint)",
+                "UPDATE bench.ledger_account SET balance = balance + CASE id WHEN $1 THEN $3::bigint ELSE -$3::bigint END WHERE id IN ($1, $2)",
             ],
             1 => &["SELECT bench.post($1, $2, $3, $4)"],
             _ => &["SELECT posting_id, kind, accounts, balances FROM once_ledger.post('bench', $1, $2, $3, '{EUR}')"],
