@@ -220,7 +220,8 @@ impl Once {
         progress: impl FnMut(Progress),
     ) -> Result<Report, Error> {
         let span = tracing::info_span!("pgonce.import", into = %options.into, tenant = %options.tenant, job = tracing::field::Empty);
-        self.run_import(file, options, false, stop, progress).instrument(span).await
+        // On the heap: it is large, and a caller's future would be large with it.
+        Box::pin(self.run_import(file, options, false, stop, progress)).instrument(span).await
     }
 
     /// Does everything that [`Once::import`] does, in one transaction that is rolled back.
@@ -235,7 +236,7 @@ impl Once {
         progress: impl FnMut(Progress),
     ) -> Result<Report, Error> {
         let span = tracing::info_span!("pgonce.import", into = %options.into, tenant = %options.tenant, dry_run = true);
-        self.run_import(file, options, true, stop, progress).instrument(span).await
+        Box::pin(self.run_import(file, options, true, stop, progress)).instrument(span).await
     }
 
     async fn run_import(
