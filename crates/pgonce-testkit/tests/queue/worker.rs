@@ -46,6 +46,18 @@ async fn each_job_once_in_groups_and_alone() {
     }
 }
 
+/// Each job of a key lets the next one through when it ends: a look that came before is no sign of an empty queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_means_nobody_waits_for_what_just_ended() {
+    let db = TestDb::new().await;
+    let once = db.once().await;
+    let jobs: Vec<NewJob> = (0..200).map(|job| NewJob::new(&json!({ "n": job })).key("k")).collect();
+    once.queue("q").enqueue_batch(&jobs).await.unwrap();
+    let work = async |tx: JobTx, job: Arc<pgonce::Job>| effect(&tx, &job.payload["n"].to_string()).await;
+    worker(&once).run_until_empty(never(), work).await;
+    assert_eq!(number(&db.client().await, "SELECT count(*) FROM public.effect").await, 200);
+}
+
 /// Workers can be spawned, in each of their forms.
 #[tokio::test]
 async fn a_worker_can_be_a_task() {

@@ -193,15 +193,16 @@ impl<'a> Worker<'a> {
         let mut window = Window::new(self.at_once, self.ahead);
         let mut pause = Duration::ZERO;
         loop {
-            // Asked for before the look: what ends in between is not missed.
+            // Asked for before the look: what ends in between is not missed, nor whom it lets through.
             let moved = desk.moved();
+            let idle = desk.is_idle();
             let room = window.room(desk.len());
             let wait = if room == 0 {
                 None
             } else {
                 match self.take(room).await {
                     Ok(jobs) if jobs.is_empty() => {
-                        if until_empty && desk.is_idle() {
+                        if until_empty && idle {
                             break;
                         }
                         pause = (pause * 2).clamp(Duration::from_millis(5), self.poll_max);
