@@ -1,4 +1,4 @@
-//! Jobs: bulk enqueueing and end to end, against a bare loop in batches of 500 on 2 connections, graphile-worker and pg-boss;
+//! Jobs: bulk enqueueing and end to end, each by its own client, against a bare loop in batches of 500 on 2 connections;
 //! a one-insert effect in the transaction of its finish, against that insert alone; the same with a transaction left open.
 
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use pgonce::{Failure, Job, JobTx, Worker};
+use pgonce::{Failure, Job, JobTx, NewJob, Worker};
 use serde_json::Value;
 use tokio::process::Command;
 use tokio::task::JoinSet;
@@ -27,8 +27,7 @@ const SCHEMA: &str = "DROP TABLE IF EXISTS bench.bare, bench.effect;
     SELECT once.define_queue('bench', '{}')";
 const BARE_ADD: &str = "INSERT INTO bench.bare (payload) SELECT p FROM unnest($1::jsonb[]) p";
 const BARE_WORK: &str = "DELETE FROM bench.bare WHERE id = ANY (ARRAY(
-        SELECT id FROM bench.bare ORDER BY id LIMIT 500 FOR UPDATE SKIP LOCKED)) RETURNING payload";
-const ADD: &str = "SELECT once.enqueue_batch('bench', $1)";
+        SELECT id FROM bench.bare ORDER BY id LIMIT 500 FOR UPDATE SKIP LOCKED)) RETURNING id, payload";
 const EFFECT: &str = "INSERT INTO bench.effect (job, body) VALUES ($1, $2)";
 
 /// Jobs a second, in and out, with ratios to the bare loop.
@@ -51,19 +50,19 @@ pub async fn queue(arguments: &Arguments, url: &str) -> Result<()> {
     ]);
     let mut effects = series(&["the insert alone", "with its job's finish", "the same, a transaction open"]);
     for _ in 0..arguments.rounds {
-        added[0].rates.push(fill(url, BARE_ADD, jobs).await?);
+        added[0].rates.push(bare_fill(url, jobs).await?);
         worked[0].rates.push(bare(url, jobs).await?);
         for (place, workers) in [(1, 1), (2, 2), (3, 4)] {
-            let rate = fill(url, ADD, jobs).await?;
+            let rate = fill(url, jobs).await?;
             if place == 1 {
                 added[1].rates.push(rate);
             }
             worked[place].rates.push(work(url, jobs, workers).await?);
         }
         let idle = idle(url).await?;
-        fill(url, ADD, jobs).await?;
+        fill(url, jobs).await?;
         work(url, jobs, 2).await?; // what it leaves behind cannot be removed
-        fill(url, ADD, jobs).await?;
+        fill(url, jobs).await?;
         worked[4].rates.push(work(url, jobs, 2).await?);
         drop(idle);
         let (in_rate, out_rate) = peers.run("graphile.js", jobs, 2).await?;
@@ -74,10 +73,10 @@ pub async fn queue(arguments: &Arguments, url: &str) -> Result<()> {
         worked[6].rates.push(out_rate);
 
         effects[0].rates.push(inserts(arguments, url).await?);
-        fill(url, ADD, jobs).await?;
+        fill(url, jobs).await?;
         effects[1].rates.push(with_effect(url, jobs).await?);
         let idle = self::idle(url).await?;
-        fill(url, ADD, jobs).await?;
+        fill(url, jobs).await?;
         effects[2].rates.push(with_effect(url, jobs).await?);
         drop(idle);
     }
@@ -88,16 +87,17 @@ pub async fn queue(arguments: &Arguments, url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Enqueues in batches, on two connections: jobs a second.
-async fn fill(url: &str, sql: &'static str, jobs: usize) -> Result<f64> {
-    let payloads: Arc<Vec<Value>> = Arc::new(vec![
-        serde_json::json!({"customer": "c-1234567890", "note": "please deliver in the morning, ring twice"});
-        BATCH
-    ]);
+fn payload() -> Value {
+    serde_json::json!({"customer": "c-1234567890", "note": "please deliver in the morning, ring twice"})
+}
+
+/// Inserts in batches, on two connections: rows a second.
+async fn bare_fill(url: &str, jobs: usize) -> Result<f64> {
+    let payloads = Arc::new(vec![payload(); BATCH]);
     let mut lanes = Vec::new();
     for _ in 0..CONNECTIONS {
         let client = client(url).await?;
-        let statement = client.prepare(sql).await?;
+        let statement = client.prepare(BARE_ADD).await?;
         lanes.push((client, statement));
     }
     let started = Instant::now();
@@ -115,7 +115,26 @@ async fn fill(url: &str, sql: &'static str, jobs: usize) -> Result<f64> {
     Ok(per_second(jobs, started))
 }
 
-/// The limit: claims and deletes in one statement, keeps nothing, fences nothing.
+/// Enqueues in batches, on two connections: jobs a second.
+async fn fill(url: &str, jobs: usize) -> Result<f64> {
+    let batch: Arc<Vec<NewJob>> = Arc::new((0..BATCH).map(|_| NewJob::new(&payload())).collect());
+    let once = once(url, CONNECTIONS).await?;
+    let started = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..CONNECTIONS {
+        let (once, batch) = (once.clone(), Arc::clone(&batch));
+        tasks.spawn(async move {
+            for _ in 0..jobs / BATCH / CONNECTIONS {
+                once.queue("bench").enqueue_batch(&batch).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    all(tasks).await?;
+    Ok(per_second(jobs, started))
+}
+
+/// The limit: claims and deletes in one statement, reads the job, keeps nothing, fences nothing.
 async fn bare(url: &str, jobs: usize) -> Result<f64> {
     let started = Instant::now();
     let mut tasks = JoinSet::new();
@@ -123,8 +142,15 @@ async fn bare(url: &str, jobs: usize) -> Result<f64> {
         let client = client(url).await?;
         tasks.spawn(async move {
             let statement = client.prepare(BARE_WORK).await?;
-            while !client.query(&statement, &[]).await?.is_empty() {}
-            anyhow::Ok(())
+            loop {
+                let rows = client.query(&statement, &[]).await?;
+                if rows.is_empty() {
+                    return anyhow::Ok(());
+                }
+                for row in rows {
+                    std::hint::black_box((row.try_get::<_, i64>(0)?, row.try_get::<_, Value>(1)?));
+                }
+            }
         });
     }
     all(tasks).await?;

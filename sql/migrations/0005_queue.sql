@@ -1,6 +1,9 @@
 -- Jobs: what is to be done, by whom, under which fence. See docs/guides/queue.md.
 
-CREATE TYPE once.job_state AS ENUM ('ready', 'parked', 'delayed', 'running');
+-- In which line a job stands, and so in which index it is found. delayed: for later, and not begun yet; retrying: after an
+-- attempt. A job that runs is in the line running, or, where it was just taken and nothing needs to count it, in ready
+-- still: its claim id says so, and its row is changed without any index. The view once.jobs tells what users see.
+CREATE TYPE once.job_state AS ENUM ('ready', 'parked', 'delayed', 'retrying', 'running');
 CREATE TYPE once.job_end AS ENUM ('succeeded', 'buried', 'cancelled');
 CREATE TYPE once.unique_scope AS ENUM ('waiting', 'alive', 'window');
 
@@ -28,19 +31,21 @@ CREATE SEQUENCE once.job_id CACHE 1;
 -- The jobs that are alive. What has ended leaves: a plain success is deleted, the rest moves to once.job_ended.
 -- Lengths are checked by once.check_job; a CHECK for each would be evaluated at every step of every job.
 CREATE TABLE once.job (
+    -- What is never NULL first, and of a fixed length: PostgreSQL then finds it without walking through the row.
     id            bigint NOT NULL,
     position      bigint NOT NULL,               -- the order among the ready; a key's order is by id
     enqueued_at   timestamptz NOT NULL,
-    available_at  timestamptz,                   -- delayed: until when
-    leased_until  timestamptz,                   -- running: until when
-    claim_id      uuid,                          -- the fence of the take
     queue         int NOT NULL,
     priority      int NOT NULL DEFAULT 0,
     attempts      int NOT NULL DEFAULT 0,        -- counted when it is taken
     attempts_max  int NOT NULL,
     state         once.job_state NOT NULL,
+    cancel        boolean NOT NULL DEFAULT false, -- it runs, and is asked to stop
     unique_scope  once.unique_scope,
-    cancel        boolean NOT NULL DEFAULT false, -- running, and asked to stop
+    available_at  timestamptz,                   -- delayed, retrying: until when
+    leased_until  timestamptz,                   -- it runs: until when
+    rescue_at     timestamptz,                   -- the same, for the index, in the line running
+    claim_id      uuid,                          -- it runs: the fence of the take
     tenant        text COLLATE "C" NOT NULL,
     key           text COLLATE "C",
     unique_key    text COLLATE "C",
@@ -48,24 +53,37 @@ CREATE TABLE once.job (
     last_error    text,
     payload       jsonb NOT NULL,
     CONSTRAINT job_pkey PRIMARY KEY (id),
-    -- The state machine's shape: a lease and a fence belong to running, a date to delayed.
+    -- The state machine's shape: a lease and a fence belong to those that run, a date to those that are for later.
     CONSTRAINT job_shape CHECK (
-        (state = 'running') = (leased_until IS NOT NULL) AND (state = 'running') = (claim_id IS NOT NULL)
-        AND (state = 'delayed') = (available_at IS NOT NULL) AND (state = 'running' OR NOT cancel))
-) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+        CASE WHEN claim_id IS NULL THEN leased_until IS NULL AND state <> 'running' AND NOT cancel
+             ELSE leased_until IS NOT NULL AND (state = 'running' OR state = 'ready' AND key IS NULL) END
+        AND (state = 'running') = (rescue_at IS NOT NULL)
+        AND (state IN ('delayed', 'retrying')) = (available_at IS NOT NULL))
+) WITH (fillfactor = 45, -- room on its page for the version that a take makes: then no index is touched
+        autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
         -- Space is used again and the file keeps its length: cutting it would lock out readers.
         vacuum_truncate = off);
 -- Take walks this,
 CREATE INDEX job_ready ON once.job (queue, priority DESC, position, id) WHERE state = 'ready';
 -- promotion this,
-CREATE INDEX job_delayed ON once.job (queue, available_at) WHERE state = 'delayed';
--- and rescue, and the limit of a queue, this.
-CREATE INDEX job_running ON once.job (queue, leased_until) WHERE state = 'running';
+CREATE INDEX job_delayed ON once.job (queue, available_at) WHERE available_at IS NOT NULL;
+-- and rescue, and the limit of a queue, this. (No index may name what a take changes: attempts, claim_id, leased_until.)
+CREATE INDEX job_running ON once.job (queue, rescue_at) WHERE state = 'running';
 -- Whose turn it is in a key: those that stand before others. A job that was enqueued for later does not, until it is due.
 CREATE INDEX job_key ON once.job (queue, tenant, key, id)
-    WHERE key IS NOT NULL AND (state <> 'delayed' OR attempts > 0);
+    WHERE key IS NOT NULL AND state <> 'delayed';
 CREATE INDEX job_key_running ON once.job (queue, tenant, key) WHERE key IS NOT NULL AND state = 'running';
 CREATE INDEX job_key_parked ON once.job (queue, tenant, key, id) WHERE state = 'parked';
+
+-- What was taken and is in the line ready still: when its lease is over, one look finds what became of it. A heartbeat
+-- moves a job to the line running, and rescue finds it there.
+CREATE TABLE once.job_take (
+    queue    int NOT NULL,
+    until    timestamptz NOT NULL,
+    claim_id uuid NOT NULL,
+    ids      int8multirange NOT NULL,
+    PRIMARY KEY (queue, until, claim_id)
+);
 
 -- Who has a unique key, and until when (NULL: until its job is taken, or has ended).
 CREATE TABLE once.job_unique (

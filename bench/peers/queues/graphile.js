@@ -1,4 +1,4 @@
-// graphile-worker: `node graphile.js add URL JOBS` enqueues by its bulk function, in batches of 500 on 2 connections;
+// graphile-worker: `node graphile.js add URL JOBS` enqueues by its `addJobs`, in batches of 500 on 2 connections;
 // `node graphile.js work URL` works until the queue is empty. Prints one line of JSON: milliseconds and memory.
 const { Logger, run, makeWorkerUtils } = require("graphile-worker");
 const { Pool } = require("pg");
@@ -8,21 +8,19 @@ const BATCH = 500;
 const payload = { customer: "c-1234567890", note: "please deliver in the morning, ring twice" };
 
 async function add() {
-  const utils = await makeWorkerUtils({ connectionString: url });
-  await utils.migrate();
-  await utils.release();
   const pool = new Pool({ connectionString: url, max: 2 });
-  const specs = JSON.stringify(Array.from({ length: BATCH }, () => ({ identifier: "noop", payload })));
-  const sql =
-    "SELECT count(*) FROM graphile_worker.add_jobs(ARRAY(SELECT json_populate_recordset(NULL::graphile_worker.job_spec, $1::json)))";
-  await pool.query(sql.replace("$1", "'[]'"));
+  const utils = await makeWorkerUtils({ pgPool: pool });
+  await utils.migrate();
+  const specs = Array.from({ length: BATCH }, () => ({ identifier: "noop", payload }));
+  await utils.addJobs([]);
   const started = process.hrtime.bigint();
   let left = Number(count) / BATCH;
   const lane = async () => {
-    while (left-- > 0) await pool.query(sql, [specs]);
+    while (left-- > 0) await utils.addJobs(specs);
   };
   await Promise.all([lane(), lane()]);
   tell(started);
+  await utils.release();
   await pool.end();
 }
 

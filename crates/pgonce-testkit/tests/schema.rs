@@ -657,7 +657,7 @@ const FIRST_VERSION: &str = "
     DROP TABLE once.import_row, once.import_batch, once.import_job CASCADE; DROP TYPE once.import_state CASCADE;
     DROP TABLE once.call_notice, once.call_evidence, once.call, once.provider_state, once.provider CASCADE;
     DROP TYPE once.call_state CASCADE;
-    DROP TABLE once.job, once.job_ended, once.job_unique, once.job_wake, once.queue, once.queue_mark, once.queue_hint, once.schedule CASCADE;
+    DROP TABLE once.job, once.job_ended, once.job_unique, once.job_wake, once.job_take, once.queue, once.queue_mark, once.queue_hint, once.schedule CASCADE;
     DROP SEQUENCE once.job_id; DROP TYPE once.job_state, once.job_end, once.unique_scope CASCADE;
     CREATE FUNCTION once.claim_any(p_scope text, p_key text, p_fingerprint bytea, p_mode text, p_claimed_by text, p_lease interval,
         p_wait interval, p_tenant text) RETURNS once.claim_result LANGUAGE sql AS 'SELECT NULL::once.claim_result';

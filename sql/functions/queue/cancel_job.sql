@@ -9,7 +9,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    IF v_job.state = 'running' THEN
+    IF v_job.claim_id IS NOT NULL THEN
         UPDATE once.job j SET cancel = true WHERE j.id = p_job_id;
         RETURN 'asked';
     END IF;

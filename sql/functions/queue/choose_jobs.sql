@@ -16,6 +16,7 @@ DECLARE
     v_skip bigint[] := '{}';
     v_chosen tid[] := '{}';
     v_picked record;
+    v_far CONSTANT bigint := 6000;
     v_tids tid[];
 BEGIN
     SELECT * INTO v_mark FROM once.queue_mark m WHERE m.queue = p_queue.id;
@@ -52,6 +53,11 @@ BEGIN
         v_want := v_limit - cardinality(v_chosen);
         SELECT * INTO v_picked FROM once.pick_jobs(p_queue.id, p_tenant, CASE v_round WHEN 1 THEN v_want ELSE greatest(v_want, 100) END,
                                                    v_skip, v_priorities, v_lows);
+        -- A busy queue leaves much behind in a second: the hint follows when the way to the first job has become long.
+        IF NOT v_keeps AND v_picked.ids[1] - v_lows[v_picked.hinted] > v_far
+           AND pg_try_advisory_xact_lock(once.lock_queue(p_queue.id, 'upkeep')) THEN
+            PERFORM once.move_hint(p_queue.id, v_priorities[v_picked.hinted], false, v_last);
+        END IF;
         v_tids := v_picked.tids[1:v_want];
         IF NOT v_picked.plain THEN
             v_tids := once.turns(p_queue, v_picked.ids, v_want);

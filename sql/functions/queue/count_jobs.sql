@@ -4,9 +4,9 @@ RETURNS TABLE (state text, jobs bigint, oldest_seconds float8)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY
-    SELECT n.state::text, count(j.id), coalesce(extract(epoch FROM once.clock() - min(j.enqueued_at)), 0)::float8
-    FROM once.queue q CROSS JOIN unnest(enum_range(NULL::once.job_state)) n (state)
-    LEFT JOIN once.job j ON j.queue = q.id AND j.state = n.state
+    SELECT n.state, count(j.id), coalesce(extract(epoch FROM once.clock() - min(j.enqueued_at)), 0)::float8
+    FROM once.queue q CROSS JOIN unnest('{ready,parked,delayed,running}'::text[]) n (state)
+    LEFT JOIN once.jobs j ON j.queue = q.queue AND j.state = n.state
     WHERE q.queue = p_queue GROUP BY n.state
     UNION ALL
     SELECT 'buried', count(*), coalesce(extract(epoch FROM once.clock() - min(e.ended_at)), 0)::float8

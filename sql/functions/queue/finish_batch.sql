@@ -4,28 +4,26 @@ RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_
 SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_count int := once.check_jobs(p_job_ids, p_claim_ids);
-    v_ids bigint[];
-    v_claims uuid[];
     v_gone bigint[];
     v_fences uuid[];
     v_named once.job[];  -- those that have a key, or a unique key until now
 BEGIN
-    SELECT array_agg(e.id ORDER BY e.id), array_agg(e.claim_id ORDER BY e.id) INTO v_ids, v_claims
-        FROM unnest(p_job_ids, p_claim_ids) e (id, claim_id);
     IF p_results IS NOT NULL OR EXISTS (SELECT FROM once.queue q WHERE q.keep IS NOT NULL) THEN
         PERFORM once.keep_jobs(p_job_ids, p_claim_ids, p_results);
     END IF;
+    -- In the order of ids, as everybody locks them.
     WITH gone AS (
-        DELETE FROM once.job j WHERE j.id = ANY (v_ids) AND j.claim_id = ANY (v_claims)
+        DELETE FROM once.job j WHERE j.id = ANY (p_job_ids) AND j.claim_id = ANY (p_claim_ids)
         RETURNING j.id, j.claim_id, CASE WHEN j.key IS NOT NULL OR j.unique_scope = 'alive' THEN j END AS named
     )
-    SELECT array_agg(g.id ORDER BY g.id), array_agg(g.claim_id ORDER BY g.id), array_agg(g.named) FILTER (WHERE (g.named).id IS NOT NULL)
+    SELECT array_agg(g.id), array_agg(g.claim_id), array_agg(g.named) FILTER (WHERE (g.named).id IS NOT NULL)
     INTO v_gone, v_fences, v_named FROM gone g;
-    -- Each by its own claim id, and none twice.
-    IF v_count > 0 AND (v_ids, v_claims) IS DISTINCT FROM (v_gone, v_fences) THEN
-        PERFORM once.job_lost(ARRAY(SELECT e.id FROM unnest(v_ids, v_claims) e (id, claim_id)
+    -- Each by its own claim id, and none twice. Where there is one claim id for all, counting them says so.
+    IF v_count > coalesce(cardinality(v_gone), 0) OR v_count > 0 AND p_claim_ids[1] <> ANY (p_claim_ids) AND EXISTS (
+        SELECT * FROM unnest(p_job_ids, p_claim_ids) EXCEPT SELECT * FROM unnest(v_gone, v_fences)) THEN
+        PERFORM once.job_lost(ARRAY(SELECT e.id FROM unnest(p_job_ids, p_claim_ids) e (id, claim_id)
             EXCEPT SELECT g.id FROM unnest(v_gone, v_fences) g (id, claim_id)
-                   JOIN unnest(v_ids, v_claims) e (id, claim_id) ON e.id = g.id AND e.claim_id = g.claim_id));
+                   JOIN unnest(p_job_ids, p_claim_ids) e (id, claim_id) ON e.id = g.id AND e.claim_id = g.claim_id));
     END IF;
     IF v_named IS NOT NULL THEN
         PERFORM once.free_names(v_named);

@@ -18,7 +18,9 @@ BEGIN
     END IF;
     v_locked := ARRAY(SELECT j.id FROM unnest(p_job_ids, p_claim_ids) e (id, claim_id) JOIN once.job j ON j.id = e.id
         WHERE j.claim_id = e.claim_id FOR UPDATE OF j SKIP LOCKED);
-    UPDATE once.job j SET leased_until = greatest(j.leased_until, v_now + coalesce(p_lease, q.lease))
+    -- Whatever lasts this long goes to the line running: takes need not walk over it any more.
+    UPDATE once.job j SET state = 'running', leased_until = greatest(j.leased_until, v_now + coalesce(p_lease, q.lease)),
+        rescue_at = greatest(j.leased_until, v_now + coalesce(p_lease, q.lease))
         FROM once.queue q WHERE j.id = ANY (v_locked) AND q.id = j.queue;
     RETURN QUERY
     SELECT e.place::int, e.id, CASE WHEN j.id IS NULL THEN 'lost' WHEN j.cancel THEN 'cancel' ELSE 'held' END, j.leased_until

@@ -26,7 +26,7 @@ BEGIN
     CROSS JOIN LATERAL (
         SELECT f.id FROM (
             SELECT h.id FROM once.job h
-            WHERE h.queue = p_queue AND h.tenant = k.tenant AND h.key = k.key AND (h.state <> 'delayed' OR h.attempts > 0)
+            WHERE h.queue = p_queue AND h.tenant = k.tenant AND h.key = k.key AND h.state <> 'delayed'
             ORDER BY h.id LIMIT p_at_once) f
         WHERE f.id = ANY (p_ids) ORDER BY f.id LIMIT p_at_once - r.running) t;
     PERFORM once.park_jobs(p_queue, p_at_once, p_ids, v_tenants, v_keys, coalesce(v_turns, '{}'));

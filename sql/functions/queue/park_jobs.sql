@@ -21,14 +21,14 @@ BEGIN
     FROM unnest(p_tenants, p_keys) WITH ORDINALITY k (tenant, key, place)
     CROSS JOIN LATERAL (
         (SELECT h.id, h.state = 'running' AS running FROM once.job h
-         WHERE h.queue = p_queue AND h.tenant = k.tenant AND h.key = k.key AND (h.state <> 'delayed' OR h.attempts > 0)
+         WHERE h.queue = p_queue AND h.tenant = k.tenant AND h.key = k.key AND h.state <> 'delayed'
          ORDER BY h.id LIMIT p_at_once)
         UNION
         (SELECT r.id, true FROM once.job r
          WHERE r.queue = p_queue AND r.tenant = k.tenant AND r.key = k.key AND r.state = 'running' LIMIT p_at_once)) b;
     v_held := ARRAY(
         SELECT j.id FROM unnest(v_before, v_running) b (id, running) JOIN once.job j ON j.id = b.id
-        WHERE j.state = 'running' OR (NOT b.running AND (j.state <> 'delayed' OR j.attempts > 0))
+        WHERE j.state = 'running' OR (NOT b.running AND j.state <> 'delayed')
         FOR SHARE OF j SKIP LOCKED);
     -- A key counts where all of them are locked, and are what they were.
     v_locked := ARRAY(SELECT b.place FROM unnest(v_before, v_places) b (id, place)

@@ -4,9 +4,9 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_later boolean := p_delay > interval '0';
 BEGIN
-    UPDATE once.job j SET state = CASE WHEN v_later THEN 'delayed' ELSE 'ready' END::once.job_state,
+    UPDATE once.job j SET state = CASE WHEN NOT v_later THEN 'ready' WHEN p_attempts > 0 THEN 'retrying' ELSE 'delayed' END::once.job_state,
         available_at = CASE WHEN v_later THEN once.clock() + p_delay END, attempts = p_attempts, leased_until = NULL,
-        claim_id = NULL, last_error = coalesce(p_error, j.last_error),
+        rescue_at = NULL, claim_id = NULL, last_error = coalesce(p_error, j.last_error),
         position = once.front(j.queue, j.priority, j.position)
     WHERE j.id = p_job.id;
     -- One that was enqueued for later, and came due while this one ran, may stand before it.

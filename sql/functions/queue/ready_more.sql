@@ -13,13 +13,13 @@ DECLARE
     v_keys text[];
 BEGIN
     v_due := ARRAY(SELECT j.id FROM once.job j
-        WHERE j.queue = p_queue AND j.state = 'delayed' AND j.available_at >= p_due AND j.available_at <= v_now
+        WHERE j.queue = p_queue AND j.available_at >= p_due AND j.available_at <= v_now
         ORDER BY j.available_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
     UPDATE once.job j SET state = 'ready', available_at = NULL, position = once.front(j.queue, j.priority, j.position)
         WHERE j.id = ANY (v_due) AND cardinality(v_due) > 0;
     v_over := ARRAY(SELECT j.id FROM once.job j
-        WHERE j.queue = p_queue AND j.state = 'running' AND j.leased_until >= p_lease AND j.leased_until <= v_now
-        ORDER BY j.leased_until LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        WHERE j.queue = p_queue AND j.state = 'running' AND j.rescue_at >= p_lease AND j.rescue_at <= v_now
+        ORDER BY j.rescue_at LIMIT p_limit FOR UPDATE SKIP LOCKED) || once.over_takes(p_queue, p_limit, p_lease);
     IF cardinality(v_over) > 0 THEN
         PERFORM once.rescue_jobs(v_over);
     END IF;

@@ -16,7 +16,7 @@ BEGIN
         PERFORM once.end_jobs(v_spent, 'buried', 'its attempts are used up; at the last one its worker did not come back within its lease');
     END IF;
     WITH back AS (
-        UPDATE once.job j SET state = 'ready', leased_until = NULL, claim_id = NULL,
+        UPDATE once.job j SET state = 'ready', leased_until = NULL, rescue_at = NULL, claim_id = NULL,
             last_error = 'its worker did not come back within its lease',
             position = once.front(j.queue, j.priority, j.position)
         WHERE j.id = ANY (p_ids) RETURNING j.queue, j.tenant, j.key

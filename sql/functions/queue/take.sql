@@ -13,6 +13,7 @@ DECLARE
     v_tids tid[];
     v_claim uuid := gen_random_uuid();
     v_until timestamptz;
+    v_counted boolean; -- running jobs of the queue are limited
 BEGIN
     PERFORM once.check_take(p_queue, p_worker, p_limit, p_lease, p_tenant);
     SELECT * INTO v_queue FROM once.queue q WHERE q.queue = p_queue AND p_queue <> '';
@@ -24,12 +25,24 @@ BEGIN
         RETURN;
     END IF;
     v_until := once.clock() + coalesce(p_lease, v_queue.lease);
+    v_counted := v_queue.running_max IS NOT NULL;
     RETURN QUERY
     WITH taken AS (
-        UPDATE once.job j SET state = 'running', attempts = j.attempts + 1, claim_id = v_claim, worker = p_worker,
-            leased_until = v_until
-        WHERE j.ctid = ANY (v_tids) RETURNING j.*
+        -- One that nobody has to count stays in its line, and the change in its page: no index is written.
+        UPDATE once.job j SET
+            state = CASE WHEN v_counted OR j.key IS NOT NULL THEN 'running' ELSE j.state END,
+            rescue_at = CASE WHEN v_counted OR j.key IS NOT NULL THEN v_until END,
+            attempts = j.attempts + 1, claim_id = v_claim, worker = p_worker, leased_until = v_until
+        WHERE j.ctid = ANY (v_tids)
+        RETURNING j.id, j.tenant, j.key, j.priority, j.position, j.payload, j.attempts, j.attempts_max, j.enqueued_at
+    ), noted AS (
+        INSERT INTO once.job_take (queue, until, claim_id, ids)
+        SELECT v_queue.id, v_until, v_claim, CASE l.last - l.first WHEN l.count - 1
+            THEN int8multirange(int8range(l.first, l.last, '[]'))
+            ELSE (SELECT range_agg(int8range(t.id, t.id, '[]')) FROM taken t WHERE t.key IS NULL) END
+        FROM (SELECT min(t.id), max(t.id), count(*) FROM taken t WHERE t.key IS NULL) l (first, last, count)
+        WHERE NOT v_counted AND l.count > 0
     )
-    SELECT t.id, t.claim_id, t.tenant, t.key, t.priority, t.payload, t.attempts, t.attempts_max, t.enqueued_at, t.leased_until
+    SELECT t.id, v_claim, t.tenant, t.key, t.priority, t.payload, t.attempts, t.attempts_max, t.enqueued_at, v_until
     FROM taken t ORDER BY t.priority DESC, t.position, t.id;
 END $$;

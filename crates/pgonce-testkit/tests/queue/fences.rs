@@ -85,6 +85,24 @@ async fn a_stale_effect_goes_with_its_finish() {
     assert_eq!(db.effects("job").await, 1);
 }
 
+/// Each job by its own claim id: that another one of the batch has the right one is no help.
+#[tokio::test]
+async fn a_claim_id_of_a_neighbour_is_no_fence() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let first = enqueue(&client, "").await;
+    let stale = take(&client, 1).await.remove(0);
+    db.travel(Duration::from_secs(31)).await;
+    let second = enqueue(&client, "").await;
+    let current = take(&client, 2).await; // both under one claim id
+    let sql = "SELECT once.finish_batch(ARRAY[$1, $2]::bigint[], ARRAY[$3, $4]::uuid[])::text";
+    let said = text(&client, sql, &[&first, &second, &stale.claim_id, &current[0].claim_id]).await;
+    assert_eq!(said, Err("P4060".into()));
+    assert_eq!((state(&client, first).await, state(&client, second).await), ("running".into(), "running".into()));
+    let twice = text(&client, sql, &[&first, &first, &current[0].claim_id, &current[0].claim_id]).await;
+    assert_eq!(twice, Err("P4060".into()));
+}
+
 /// One lost job of a batch: nothing of the batch is done, and the error names it.
 #[tokio::test]
 async fn a_batch_is_whole_or_nothing() {

@@ -8,6 +8,7 @@ mod fences;
 mod hints;
 mod keys;
 mod kills;
+mod leases;
 mod life;
 mod limits;
 mod races;
