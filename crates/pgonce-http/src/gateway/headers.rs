@@ -122,29 +122,34 @@ pub(crate) fn forwarded(headers: &mut HeaderMap, peer: SocketAddr, tls: bool, ho
             headers.remove(name);
         }
     }
-    append_listed(headers, X_FORWARDED_FOR, &ip.to_string());
+    let address = ip.to_string();
+    append_listed(headers, X_FORWARDED_FOR, &address);
     if !headers.contains_key(X_FORWARDED_PROTO) {
         headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(proto));
     }
     if let (Some(host), false) = (host, headers.contains_key(X_FORWARDED_HOST)) {
         headers.insert(X_FORWARDED_HOST, host.clone());
     }
-    let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
-    let mut element = format!("for={node};proto={proto}");
-    if let Some(host) = host.and_then(|host| host.to_str().ok()) {
-        // A quoted string holds any host; quotes and backslashes are in none.
-        if !host.contains(['"', '\\']) {
-            element.push_str(&format!(";host=\"{host}\""));
-        }
-    }
+    let (open, close) = if ip.is_ipv6() { ("\"[", "]\"") } else { ("", "") };
+    // A quoted string holds any host; quotes and backslashes are in none.
+    let host = host.and_then(|host| host.to_str().ok()).filter(|host| !host.contains(['"', '\\']));
+    let element = match host {
+        Some(host) => ["for=", open, &address, close, ";proto=", proto, ";host=\"", host, "\""].concat(),
+        None => ["for=", open, &address, close, ";proto=", proto].concat(),
+    };
     append_listed(headers, FORWARDED, &element);
 }
 
 /// Adds an element to a list header, in one line.
 fn append_listed(headers: &mut HeaderMap, name: HeaderName, element: &str) {
-    let mut lines: Vec<&str> = headers.get_all(&name).iter().filter_map(|value| value.to_str().ok()).collect();
-    lines.push(element);
-    if let Ok(value) = HeaderValue::from_str(&lines.join(", ")) {
+    let value = if headers.contains_key(&name) {
+        let mut lines: Vec<&str> = headers.get_all(&name).iter().filter_map(|value| value.to_str().ok()).collect();
+        lines.push(element);
+        HeaderValue::from_str(&lines.join(", "))
+    } else {
+        HeaderValue::from_str(element)
+    };
+    if let Ok(value) = value {
         headers.insert(name, value);
     }
 }

@@ -205,15 +205,16 @@ impl Gateway {
     /// Answers one request.
     pub(crate) async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Arc<Peer>) -> Response<Body> {
         let live = self.live.load_full();
+        // On the heap: the server moves this future for every request, and what is passed through needs little of it.
         if request.uri().path().starts_with(endpoints::PREFIX) {
-            let answered = self.own_endpoint(&live, request, &peer).await;
+            let answered = Box::pin(self.own_endpoint(&live, request, &peer)).await;
             return answered.unwrap_or_else(|problem| live.told(&problem, &StatusMap::default()));
         }
         let route = Arc::clone(live.config.route(request.method(), request.uri().path()));
         let answered = if request.method() == Method::CONNECT {
             Err(Problem::Malformed("CONNECT is for proxies that clients choose".into()))
         } else if route.policy.guards(request.method()) {
-            self.guard(Arc::clone(&live), Arc::clone(&route), request, peer).await
+            Box::pin(self.guard(Arc::clone(&live), Arc::clone(&route), request, peer)).await
         } else {
             live.upstream.pass(request, &peer, route.times).await
         };

@@ -134,11 +134,15 @@ fn accept(
                 let peer = Peer { address, tls: false, trusted: false, identity: PeerIdentity::default(), place };
                 connection(gateway, stream, peer, ending).await;
             }
+            // On the heap: connections without TLS need not have room for it.
             Some(acceptor) => {
-                if let Some((stream, identity)) = handshake(&acceptor, stream, address).await {
-                    let peer = Peer { address, tls: true, trusted: false, identity, place };
-                    connection(gateway, stream, peer, ending).await;
-                }
+                Box::pin(async move {
+                    if let Some((stream, identity)) = handshake(&acceptor, stream, address).await {
+                        let peer = Peer { address, tls: true, trusted: false, identity, place };
+                        connection(gateway, stream, peer, ending).await;
+                    }
+                })
+                .await
             }
         }
     });

@@ -4,16 +4,18 @@ use std::net::SocketAddr;
 use std::sync::Weak;
 use std::time::Duration;
 
+use futures_util::future::Either;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::{self as client, Client};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::error::Elapsed;
 
 use super::body::{Arriving, Body, CutOff};
-use super::breaker::Breaker;
+use super::breaker::{Attempt, Breaker};
 use super::config::{ResponseTimes, UpstreamConfig};
 use super::headers::{forwarded, join_cookies, strip_hop_by_hop, strip_ours, takes_trailers, wants_upgrade};
 use super::tls;
@@ -91,10 +93,12 @@ impl Upstream {
             request.headers().get(header::HOST).cloned().or_else(|| {
                 request.uri().authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
             });
-        let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
-        let path = if self.base.is_empty() { path.parse() } else { format!("{}{path}", self.base).parse() };
-        let path: PathAndQuery =
-            path.map_err(|_| Problem::Malformed("the request's target cannot be forwarded".into()))?;
+        let path = match request.uri().path_and_query() {
+            Some(path) if self.base.is_empty() => path.clone(),
+            path => format!("{}{}", self.base, path.map_or("/", PathAndQuery::as_str))
+                .parse()
+                .map_err(|_| Problem::Malformed("the request's target cannot be forwarded".into()))?,
+        };
         let mut parts = http::uri::Parts::default();
         parts.scheme = Some(self.scheme.clone());
         parts.authority = Some(self.authority.clone());
@@ -112,8 +116,8 @@ impl Upstream {
         forwarded(headers, peer.address, peer.tls, host.as_ref(), self.trust_forwarded || peer.trusted);
         headers.append(header::VIA, HeaderValue::from_static(if from_http2 { "2 pgonce" } else { "1.1 pgonce" }));
         // A service on the same network is told the name that the client used; one behind TLS answers to its own.
-        let own = HeaderValue::from_str(self.authority.as_str()).ok();
-        let told = if self.scheme == Scheme::HTTPS { own } else { host.or(own) };
+        let own = || HeaderValue::from_str(self.authority.as_str()).ok();
+        let told = if self.scheme == Scheme::HTTPS { own() } else { host.or_else(own) };
         match told {
             Some(host) if !self.http2 => headers.insert(header::HOST, host),
             _ => headers.remove(header::HOST),
@@ -121,10 +125,24 @@ impl Upstream {
         Ok(())
     }
 
-    /// Sends a request and waits for the head of its response.
-    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Arriving>, Lost> {
-        let Ok(attempt) = self.breaker.admit() else { return Err(Lost::NotSent) };
-        let answered = tokio::time::timeout(self.timeout, self.client.request(request)).await;
+    /// Sends a request and waits for the head of its response. The request is not in the future, which is moved about.
+    pub(crate) fn send(
+        &self,
+        request: Request<Body>,
+    ) -> impl Future<Output = Result<Response<Arriving>, Lost>> + use<> {
+        let attempt = self.breaker.admit().map_err(|_| Lost::NotSent);
+        let answered = attempt.map(|attempt| (attempt, self.client.request(request)));
+        let timeout = self.timeout;
+        async move {
+            let (attempt, answered) = answered?;
+            Self::answer(attempt, tokio::time::timeout(timeout, answered).await)
+        }
+    }
+
+    fn answer(
+        attempt: Attempt,
+        answered: Result<Result<Response<Incoming>, client::Error>, Elapsed>,
+    ) -> Result<Response<Arriving>, Lost> {
         match answered {
             Ok(Ok(response)) => {
                 attempt.answered();
@@ -155,30 +173,39 @@ impl Upstream {
     }
 
     /// Passes a request that is not guarded, streaming both ways.
-    pub(crate) async fn pass(
-        &self,
+    pub(crate) fn pass<'a>(
+        &'a self,
         request: Request<Incoming>,
-        peer: &Peer,
+        peer: &'a Peer,
         times: ResponseTimes,
-    ) -> Result<Response<Body>, Problem> {
+    ) -> impl Future<Output = Result<Response<Body>, Problem>> + use<'a> {
         let mut request = streaming(request);
-        if let Some(protocol) = wants_upgrade(&request) {
-            return self.upgrade(request, protocol, peer).await;
+        let sent = match wants_upgrade(&request) {
+            Some(protocol) => Either::Left(Box::pin(self.upgrade(request, protocol, peer))),
+            None => {
+                let trailers = takes_trailers(request.headers());
+                let addressed = self.address(&mut request, peer);
+                if trailers {
+                    // Ours now: whatever trailers come are passed on. (HTTP/2 has no Connection; hyper takes it out.)
+                    request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
+                    request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
+                }
+                Either::Right(addressed.map(|()| self.send(request)))
+            }
+        };
+        async move {
+            let sent = match sent {
+                Either::Left(upgraded) => return upgraded.await,
+                Either::Right(sent) => sent?,
+            };
+            let mut response = sent.await.map_err(Lost::problem)?;
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                // Nobody asked for it: what comes next on that connection is no answer to anything.
+                return Err(Problem::UpstreamUncertain { upstream_status: Some(101) });
+            }
+            strip_hop_by_hop(response.headers_mut());
+            Ok(response.map(|body| Body::Streaming(body.within(times))))
         }
-        let trailers = takes_trailers(request.headers());
-        self.address(&mut request, peer)?;
-        if trailers {
-            // Ours now: whatever trailers come are passed on. (HTTP/2 has no Connection; hyper takes it out.)
-            request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
-            request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
-        }
-        let mut response = self.send(request).await.map_err(Lost::problem)?;
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            // Nobody asked for it: what comes next on that connection is no answer to anything.
-            return Err(Problem::UpstreamUncertain { upstream_status: Some(101) });
-        }
-        strip_hop_by_hop(response.headers_mut());
-        Ok(response.map(|body| Body::Streaming(body.within(times))))
     }
 
     /// WebSocket and other upgrades: once both sides have switched, bytes go through as they are.
