@@ -33,7 +33,7 @@ pub struct Options {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=50))]
     group: u16,
     /// Jobs that may be taken ahead
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u16).range(0..=10_000))]
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u16).range(0..=10_000))]
     ahead: u16,
     /// How long a job is this worker's without a heartbeat; heartbeats prolong it
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = config::lease)]

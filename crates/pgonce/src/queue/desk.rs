@@ -31,6 +31,11 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
+    /// Whether the job is still this worker's, as far as it knows.
+    pub(super) fn standing(&self) -> Standing {
+        *self.standing.borrow()
+    }
+
     /// Resolves when the job is to be dropped.
     pub(super) async fn dropped(&mut self) -> Standing {
         // Read out at once: what the channel lends must not be held across an await, or no worker could be spawned.

@@ -7,14 +7,14 @@ use tokio::sync::mpsc;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use super::desk::{Desk, Ticket};
+use super::desk::{Desk, Standing, Ticket};
 use super::{Job, Worker};
 use crate::error::Failure;
 use crate::sql::Call;
 use crate::{Error, observe};
 
 /// Jobs that are finished by one call.
-const BATCH_MAX: usize = 500;
+const BATCH_MAX: usize = 1000;
 
 type Done = (Arc<Job>, Option<serde_json::Value>);
 
@@ -38,10 +38,13 @@ impl Worker<'_> {
     {
         while let Some(mut ticket) = desk.next().await {
             let job = Arc::clone(&ticket.job);
-            let ran = tokio::select! {
-                biased;
-                standing = ticket.dropped() => Err(standing),
-                ran = handler(Arc::clone(&job)) => Ok(ran),
+            let ran = match ticket.standing() {
+                Standing::Held => tokio::select! {
+                    biased; // a handler that is quick needs nobody to listen
+                    ran = handler(Arc::clone(&job)) => Ok(ran),
+                    standing = ticket.dropped() => Err(standing),
+                },
+                lost => Err(lost),
             };
             match ran {
                 Ok(Ok(result)) => {

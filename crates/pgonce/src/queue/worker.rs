@@ -59,7 +59,7 @@ impl<'a> Worker<'a> {
             group: GROUP_MAX,
             group_time: Duration::from_millis(20),
             lease: Duration::from_secs(30),
-            ahead: 1000,
+            ahead: 2000,
             poll_max: Duration::from_millis(250),
             one_tenant: false,
             schedules: true,
@@ -94,7 +94,7 @@ impl<'a> Worker<'a> {
         self
     }
 
-    /// How many jobs may be taken ahead: 1000 if not called. How many are follows from how quickly they are done; 0: only
+    /// How many jobs may be taken ahead: 2000 if not called. How many are follows from how quickly they are done; 0: only
     /// as many as can be begun at once.
     pub fn ahead(mut self, jobs: usize) -> Self {
         self.ahead = jobs.min(10_000);
