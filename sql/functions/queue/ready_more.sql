@@ -19,7 +19,7 @@ BEGIN
         WHERE j.id = ANY (v_due) AND cardinality(v_due) > 0;
     v_over := ARRAY(SELECT j.id FROM once.job j
         WHERE j.queue = p_queue AND j.state = 'running' AND j.rescue_at >= p_lease AND j.rescue_at <= v_now
-        ORDER BY j.rescue_at LIMIT p_limit FOR UPDATE SKIP LOCKED) || once.over_takes(p_queue, p_limit, p_lease);
+        ORDER BY j.rescue_at LIMIT p_limit FOR UPDATE SKIP LOCKED) || once.over_takes(p_queue, 10 * p_limit, p_lease);
     IF cardinality(v_over) > 0 THEN
         PERFORM once.rescue_jobs(v_over);
     END IF;

@@ -13,7 +13,7 @@ DECLARE
     v_tids tid[];
     v_claim uuid := gen_random_uuid();
     v_until timestamptz;
-    v_counted boolean; -- running jobs of the queue are limited
+    v_leave boolean; -- they leave their line at once
 BEGIN
     PERFORM once.check_take(p_queue, p_worker, p_limit, p_lease, p_tenant);
     SELECT * INTO v_queue FROM once.queue q WHERE q.queue = p_queue AND p_queue <> '';
@@ -25,13 +25,14 @@ BEGIN
         RETURN;
     END IF;
     v_until := once.clock() + coalesce(p_lease, v_queue.lease);
-    v_counted := v_queue.running_max IS NOT NULL;
+    -- Small takes are of slow jobs: others should not walk over those, and a note for each take would be more work.
+    v_leave := v_queue.running_max IS NOT NULL OR cardinality(v_tids) < 100;
     RETURN QUERY
     WITH taken AS (
-        -- One that nobody has to count stays in its line, and the change in its page: no index is written.
+        -- One that stays in its line is changed on its page: no index is written.
         UPDATE once.job j SET
-            state = CASE WHEN v_counted OR j.key IS NOT NULL THEN 'running' ELSE j.state END,
-            rescue_at = CASE WHEN v_counted OR j.key IS NOT NULL THEN v_until END,
+            state = CASE WHEN v_leave OR j.key IS NOT NULL THEN 'running' ELSE j.state END,
+            rescue_at = CASE WHEN v_leave OR j.key IS NOT NULL THEN v_until END,
             attempts = j.attempts + 1, claim_id = v_claim, worker = p_worker, leased_until = v_until
         WHERE j.ctid = ANY (v_tids)
         RETURNING j.id, j.tenant, j.key, j.priority, j.position, j.payload, j.attempts, j.attempts_max, j.enqueued_at
@@ -41,7 +42,7 @@ BEGIN
             THEN int8multirange(int8range(l.first, l.last, '[]'))
             ELSE (SELECT range_agg(int8range(t.id, t.id, '[]')) FROM taken t WHERE t.key IS NULL) END
         FROM (SELECT min(t.id), max(t.id), count(*) FROM taken t WHERE t.key IS NULL) l (first, last, count)
-        WHERE NOT v_counted AND l.count > 0
+        WHERE NOT v_leave AND l.count > 0
     )
     SELECT t.id, v_claim, t.tenant, t.key, t.priority, t.payload, t.attempts, t.attempts_max, t.enqueued_at, v_until
     FROM taken t ORDER BY t.priority DESC, t.position, t.id;

@@ -4,31 +4,44 @@ use std::time::Duration;
 
 use pgonce_testkit::TestDb;
 
-use crate::desk::{define, enqueue, ids, keyed, number, state, take};
+use tokio_postgres::Client;
+
+use crate::desk::{Held, define, enqueue, ids, keyed, number, state, take};
+
+/// As many as stay in their line when they are taken together.
+const MANY: i32 = 100;
 
 /// So many seconds after the beginning.
 const fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+async fn enqueue_many(client: &Client) -> Vec<i64> {
+    let sql = "SELECT once.enqueue_batch('q', array_fill('{}'::jsonb, ARRAY[$1::int]))";
+    client.query_one(sql, &[&MANY]).await.unwrap().get(0)
+}
+
+async fn finish_all(client: &Client, held: &[Held]) {
+    let (ids, claims): (Vec<_>, Vec<_>) = held.iter().map(|one| (one.id, one.claim_id)).unzip();
+    client.execute("SELECT once.finish_batch($1, $2)", &[&ids, &claims]).await.unwrap();
+}
+
 /// The row's new version is on its page, and no index is written; where somebody has to count, one is.
 #[tokio::test]
 async fn a_take_of_plain_jobs_writes_no_index() {
     let db = TestDb::new().await;
-    for (policy, hot) in [("{}", 100), (r#"{"running_max": 1000}"#, 0)] {
+    for (policy, limit, hot) in [("{}", MANY, 100), ("{}", MANY - 1, 0), (r#"{"running_max": 1000}"#, MANY, 0)] {
         let client = db.client().await; // its own counters
         define(&client, policy).await;
-        client.execute("SELECT once.enqueue_batch('q', array_fill('{}'::jsonb, ARRAY[100]))", &[]).await.unwrap();
+        enqueue_many(&client).await;
         client.batch_execute("BEGIN").await.unwrap();
-        let held = take(&client, 100).await;
-        assert_eq!(held.len(), 100);
+        let held = take(&client, limit).await;
+        assert_eq!(i32::try_from(held.len()), Ok(limit));
         let counted = "SELECT pg_stat_get_xact_tuples_hot_updated('once.job'::regclass)";
         assert_eq!(number(&client, counted).await, hot, "{policy}");
         client.batch_execute("COMMIT").await.unwrap();
-        for one in held {
-            assert_eq!(state(&client, one.id).await, "running");
-            one.finish(&client).await.unwrap();
-        }
+        assert_eq!(state(&client, held[0].id).await, "running");
+        finish_all(&client, &held).await;
     }
 }
 
@@ -38,24 +51,39 @@ async fn whose_worker_is_gone_is_found_by_its_take() {
     let db = TestDb::new().await;
     let client = db.client().await;
     let mut urgent = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..MANY {
         enqueue(&client, "").await;
         urgent.push(enqueue(&client, ", p_priority => 1").await);
     }
-    let held = take(&client, 10).await;
+    let held = take(&client, MANY).await;
     assert_eq!(ids(&held), urgent);
     held[0].finish(&client).await.unwrap();
     held[1].say(&client, "retry", ", 'e', '0'").await.unwrap();
     db.travel(at(31)).await;
-    let again = take(&client, 10).await;
-    assert_eq!(ids(&again)[..9], urgent[1..]);
-    assert!(again[..9].iter().skip(1).all(|one| one.attempts == 2), "{again:?}");
-    for one in &again {
-        one.finish(&client).await.unwrap();
-    }
+    let again = take(&client, MANY).await;
+    assert_eq!(ids(&again)[..99], urgent[1..]);
+    assert!(again[..99].iter().all(|one| one.attempts == 2) && again[99].attempts == 1, "{again:?}");
+    finish_all(&client, &again).await;
     db.travel(at(62)).await;
-    assert_eq!(take(&client, 100).await.len(), 9);
-    assert_eq!(number(&client, "SELECT count(*) FROM once.job_take").await, 1, "the last one");
+    assert_eq!(take(&client, 2 * MANY).await.len(), 99);
+    assert_eq!(number(&client, "SELECT count(*) FROM once.job_take").await, 0);
+}
+
+/// What was put back and taken anew is its new take's: nobody else gets it, and the old take's end is none of its business.
+#[tokio::test]
+async fn a_lease_belongs_to_its_take() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    enqueue_many(&client).await;
+    let (ids, claims): (Vec<_>, Vec<_>) = take(&client, MANY).await.iter().map(|one| (one.id, one.claim_id)).unzip();
+    assert_eq!(take(&client, MANY).await, [], "each job once");
+    client.execute("SELECT once.give_back($1, $2)", &[&ids, &claims]).await.unwrap();
+    db.travel(at(20)).await;
+    assert_eq!(take(&client, MANY).await.len(), 100);
+    db.travel(at(31)).await;
+    assert_eq!(take(&client, MANY).await, [], "they are held until fifty seconds after the beginning");
+    db.travel(at(51)).await;
+    assert_eq!(take(&client, MANY).await.len(), 100);
 }
 
 /// A job whose worker is at its finish when the lease ends: if that comes to nothing, the job does not sleep for ever.
@@ -63,15 +91,15 @@ async fn whose_worker_is_gone_is_found_by_its_take() {
 async fn a_lease_that_ends_under_a_lock_is_looked_at_again() {
     let db = TestDb::new().await;
     let (client, slow) = (db.client().await, db.client().await);
-    let (first, second) = (enqueue(&client, "").await, enqueue(&client, "").await);
-    let held = take(&client, 2).await;
+    let jobs = enqueue_many(&client).await;
+    let held = take(&client, MANY).await;
     slow.batch_execute("BEGIN").await.unwrap();
     held[0].finish(&slow).await.unwrap();
     db.travel(at(31)).await;
-    assert_eq!(ids(&take(&client, 10).await), [second]);
+    assert_eq!(ids(&take(&client, MANY).await), jobs[1..]);
     slow.batch_execute("ROLLBACK").await.unwrap();
     db.travel(at(33)).await;
-    assert_eq!(ids(&take(&client, 10).await), [first]);
+    assert_eq!(ids(&take(&client, MANY).await), jobs[..1]);
 }
 
 /// A heartbeat moves a job out of the line that takes walk; from then on its own lease counts.
@@ -79,17 +107,17 @@ async fn a_lease_that_ends_under_a_lock_is_looked_at_again() {
 async fn a_heartbeat_outlives_the_lease_of_the_take() {
     let db = TestDb::new().await;
     let client = db.client().await;
-    let (long, short) = (enqueue(&client, "").await, enqueue(&client, "").await);
-    let held = take(&client, 2).await;
+    let jobs = enqueue_many(&client).await;
+    let held = take(&client, MANY).await;
     db.travel(at(20)).await;
     held[0].say(&client, "heartbeat", "").await.unwrap();
     assert_eq!(number(&client, "SELECT count(*) FROM once.job WHERE state = 'running'").await, 1);
     db.travel(at(35)).await;
-    let rescued = take(&client, 10).await;
-    assert_eq!(ids(&rescued), [short]);
-    rescued[0].finish(&client).await.unwrap();
+    let rescued = take(&client, MANY).await;
+    assert_eq!(ids(&rescued), jobs[1..]);
+    finish_all(&client, &rescued).await;
     db.travel(at(55)).await;
-    assert_eq!(ids(&take(&client, 10).await), [long]);
+    assert_eq!(ids(&take(&client, MANY).await), jobs[..1]);
 }
 
 /// A job of a key is always counted: were it in its line still, the next of its key could be taken beside it.
