@@ -369,3 +369,38 @@ async fn schedules_are_fired_by_workers() {
         "SELECT count(*) FROM (SELECT date_trunc('second', at) FROM public.effect e GROUP BY 1 HAVING count(*) > 2) t";
     assert_eq!(number(&client, twice).await, 0);
 }
+
+/// A job that was cancelled while it waited in the worker's hands is not begun.
+#[tokio::test]
+async fn what_is_cancelled_in_hand_is_not_begun() {
+    let db = TestDb::new().await;
+    let (once, client) = (db.once().await, db.client().await);
+    let jobs = enqueue(&once, 2).await;
+    let (begun, release) = (AtomicUsize::new(0), Notify::new());
+    let work = async |job: Arc<pgonce::Job>| {
+        begun.fetch_add(1, Ordering::SeqCst);
+        if job.id == jobs[0] {
+            release.notified().await;
+        }
+        Ok(None)
+    };
+    let worker = worker(&once).at_once(1).lease(Duration::from_secs(3));
+    let cancel = async {
+        soon("both are taken", async || {
+            number(&client, "SELECT count(*) FROM once.jobs WHERE state = 'running'").await == 2
+        })
+        .await;
+        let cancelled = text(&client, "SELECT once.cancel_job($1)", &[&jobs[1]]).await;
+        assert_eq!(cancelled.unwrap(), "asked");
+        // Two heartbeats: what the first one was told is known when the second one comes.
+        let lease = format!("SELECT leased_until::text FROM once.jobs WHERE id = {}", jobs[1]);
+        for _ in 0..2 {
+            let before = text(&client, &lease, &[]).await;
+            soon("a heartbeat", async || text(&client, &lease, &[]).await != before).await;
+        }
+        release.notify_one();
+    };
+    tokio::join!(worker.run_outside(never(), true, work), cancel);
+    assert_eq!(begun.load(Ordering::SeqCst), 1);
+    assert_eq!(state(&client, jobs[1]).await, "cancelled");
+}
