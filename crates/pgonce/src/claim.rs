@@ -310,8 +310,8 @@ pub(crate) fn resolve_parameters<'a>(
 
 impl Claim {
     /// From what the database answered.
-    pub(crate) fn read(name: IntentName, row: ClaimRow) -> Result<Self, Error> {
-        let kind = row.kind.clone().unwrap_or_default();
+    pub(crate) fn read(name: IntentName, mut row: ClaimRow) -> Result<Self, Error> {
+        let kind = row.kind.take().unwrap_or_default();
         let owned = |kind| match row.claim_id {
             Some(claim_id) => Ok(Self::Owned(Owned {
                 name,

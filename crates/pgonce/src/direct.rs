@@ -44,7 +44,10 @@ pub(crate) struct DirectClaim {
 
 /// The rules of scopes, remembered for a moment.
 #[derive(Debug, Default)]
-pub(crate) struct Policies(Mutex<HashMap<(String, String), (Instant, Policy)>>);
+pub(crate) struct Policies(Mutex<Known>);
+
+/// By tenant, then by scope: looked up by what the caller has, without a copy.
+type Known = HashMap<String, HashMap<String, (Instant, Policy)>>;
 
 impl Policies {
     /// The rules, if the straight path may be tried for this intent: names within their limits, no key format.
@@ -68,7 +71,7 @@ impl Policies {
 
     fn remembered(&self, name: &IntentName) -> Option<Policy> {
         let known = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (read, policy) = known.get(&(name.tenant.clone(), name.scope.clone()))?;
+        let (read, policy) = known.get(&name.tenant)?.get(&name.scope)?;
         (read.elapsed() < POLICY_AGE_MAX).then_some(*policy)
     }
 
@@ -88,10 +91,10 @@ impl Policies {
             key_pattern: row.try_get(3)?,
         };
         let mut known = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if known.len() >= POLICIES_MAX {
+        if known.values().map(HashMap::len).sum::<usize>() >= POLICIES_MAX {
             known.clear();
         }
-        known.insert((name.tenant.clone(), name.scope.clone()), (read, policy));
+        known.entry(name.tenant.clone()).or_default().insert(name.scope.clone(), (read, policy));
         Ok(policy)
     }
 }

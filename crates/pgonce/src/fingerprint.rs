@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
-use crate::Error;
+use crate::{Error, canonical};
 
 /// What pins a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl ToSql for Fingerprint {
 /// # Errors
 /// Where the payload cannot be written as JSON.
 pub fn fingerprint<T: Serialize + ?Sized>(payload: &T, operation: &str, version: &str) -> Result<Fingerprint, Error> {
-    let canonical = serde_json_canonicalizer::to_vec(&payload)?;
+    let canonical = canonical::to_vec(payload)?;
     Ok(fingerprint_bytes(&canonical, operation, version))
 }
 

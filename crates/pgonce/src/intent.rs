@@ -1,6 +1,7 @@
 //! One intent being described, and what a claim of it found.
 
 use std::hash::{Hash, Hasher};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -10,6 +11,9 @@ use crate::claim::{Answer, Claim, ClaimOptions, IntentName};
 use crate::retry::RetryPolicy;
 use crate::sql::ClaimRow;
 use crate::{Error, Fingerprint, Once, fingerprint, fingerprint_bytes, key_hash, observe};
+
+/// The fingerprint of an intent that is given no payload.
+static NO_PAYLOAD: LazyLock<Fingerprint> = LazyLock::new(|| fingerprint_bytes(b"", "", ""));
 
 /// An intent being described. Give it its payload, then [`Intent::run`] it.
 #[derive(Debug, Clone)]
@@ -29,7 +33,7 @@ impl<'a> Intent<'a> {
     pub(crate) fn new(once: &'a Once, scope: String, key: String) -> Self {
         Self {
             once,
-            name: IntentName { tenant: String::new(), scope, key, fingerprint: fingerprint_bytes(b"", "", "") },
+            name: IntentName { tenant: String::new(), scope, key, fingerprint: *NO_PAYLOAD },
             operation: String::new(),
             version: String::new(),
             payload_error: None,
@@ -103,7 +107,7 @@ impl<'a> Intent<'a> {
             what,
             scope = %self.name.scope,
             tenant = %self.name.tenant,
-            key_hash = %key_hash(&self.name.key),
+            key_hash = %KeyHash(&self.name.key),
             retry_attempt_count = tracing::field::Empty,
             deduplication_decision = tracing::field::Empty,
             lock_wait_time_ms = tracing::field::Empty,
@@ -176,6 +180,15 @@ impl<'a> Intent<'a> {
 
     pub(crate) fn retry_policy(&self) -> &RetryPolicy {
         &self.retry
+    }
+}
+
+/// Hashed only where somebody reads it: fields of a span may be recorded although nobody listens.
+struct KeyHash<'a>(&'a str);
+
+impl std::fmt::Display for KeyHash<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&key_hash(self.0))
     }
 }
 

@@ -28,6 +28,7 @@
 
 mod batch;
 mod call;
+mod canonical;
 mod claim;
 mod direct;
 mod error;

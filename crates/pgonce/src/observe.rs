@@ -79,21 +79,32 @@ pub(crate) fn imported(way: &'static str, applied: u64, skipped: u64, failed: u6
 
 /// Counts of answers by tenant, scope and kind since the last flush.
 #[derive(Debug, Default)]
-pub(crate) struct Tally(Mutex<Counts>);
+pub(crate) struct Tally(Mutex<Tallied>);
 
-/// By tenant and scope, then by kind.
-pub(crate) type Counts = HashMap<(String, String), HashMap<&'static str, u64>>;
+/// By tenant, then by scope, then by kind: each looked up by what the caller has, so that counting copies nothing.
+pub(crate) type Counts = HashMap<String, HashMap<String, HashMap<&'static str, u64>>>;
+
+#[derive(Debug, Default)]
+struct Tallied {
+    counts: Counts,
+    scopes: usize,
+}
 
 impl Tally {
     pub(crate) fn add(&self, tenant: &str, scope: &str, kind: &'static str) {
-        let mut counts = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut tallied = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let known = tallied.counts.get_mut(tenant).and_then(|scopes| scopes.get_mut(scope));
+        if let Some(kinds) = known {
+            *kinds.entry(kind).or_default() += 1;
         // A flood of tenants must not grow without bound between two flushes.
-        if counts.len() < 10_000 || counts.contains_key(&(tenant.to_owned(), scope.to_owned())) {
-            *counts.entry((tenant.to_owned(), scope.to_owned())).or_default().entry(kind).or_default() += 1;
+        } else if tallied.scopes < 10_000 {
+            tallied.scopes += 1;
+            let scopes = tallied.counts.entry(tenant.to_owned()).or_default();
+            scopes.insert(scope.to_owned(), HashMap::from([(kind, 1)]));
         }
     }
 
     pub(crate) fn take(&self) -> Counts {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)).counts
     }
 }

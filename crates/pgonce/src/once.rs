@@ -196,11 +196,13 @@ impl Once {
 
 /// Adds counts of answers to those in the database.
 pub(crate) async fn flush(connection: &Connection, counts: Counts) -> Result<(), Error> {
-    for ((tenant, scope), kinds) in counts {
-        let kinds = serde_json::to_value(kinds)?;
-        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-            [(&scope, Type::TEXT), (&kinds, Type::JSONB), (&tenant, Type::TEXT)];
-        connection.call(Call::Tally, &parameters).await?;
+    for (tenant, scopes) in counts {
+        for (scope, kinds) in scopes {
+            let kinds = serde_json::to_value(kinds)?;
+            let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+                [(&scope, Type::TEXT), (&kinds, Type::JSONB), (&tenant, Type::TEXT)];
+            connection.call(Call::Tally, &parameters).await?;
+        }
     }
     Ok(())
 }

@@ -37,7 +37,8 @@ impl std::fmt::Debug for Connector {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) client: Client,
-    statements: [OnceCell<Statement>; Call::COUNT],
+    /// On the heap: the pool moves a connection several times each time it is had.
+    statements: Box<[OnceCell<Statement>]>,
     /// Statements of the user's effects, by their text.
     cached: Mutex<HashMap<String, Statement>>,
     /// The server said WARNING: at COMMIT that means "not certain to be durable" (trap 12).
@@ -76,7 +77,7 @@ impl managed::Manager for Manager {
         );
         Ok(Connection {
             client,
-            statements: [const { OnceCell::const_new() }; Call::COUNT],
+            statements: (0..Call::COUNT).map(|_| OnceCell::new()).collect(),
             cached: Mutex::default(),
             warned,
             dirty: AtomicBool::new(false),
