@@ -12,6 +12,7 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use uuid::Uuid;
 
@@ -29,8 +30,8 @@ pub async fn sinks(arguments: &Arguments) -> Result<()> {
             ["the client alone", "the sink"].map(|name| Series { name: name.to_owned(), rates: Vec::new() });
         for _ in 0..arguments.rounds {
             let raw = match url.split_once(':') {
-                Some(("nats", _)) => raw_nats(url, MESSAGES).await?,
-                Some(("kafka", _)) => raw_kafka(url, MESSAGES).await?,
+                Some(("nats", _)) => raw_nats(url, MESSAGES, Sends::Payloads).await?,
+                Some(("kafka", _)) => raw_kafka(url, MESSAGES, Sends::Payloads).await?,
                 _ => bail!("--broker takes nats:// and kafka://"),
             };
             let ours = through_sink(url, MESSAGES).await?;
@@ -44,11 +45,33 @@ pub async fn sinks(arguments: &Arguments) -> Result<()> {
 }
 
 fn payload() -> String {
-    serde_json::json!({"order": 1, "text": "x".repeat(160)}).to_string()
+    crate::work::body().to_string()
+}
+
+/// What a broker's client sends by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sends {
+    /// Bare payloads.
+    Payloads,
+    /// The same bytes as the relay: payloads with the headers of a CloudEvent.
+    Events,
+}
+
+/// The headers that the relay sends by default with a message of the bench, its id apart.
+fn event(topic: &str, prefix: &str, number: usize) -> [(String, String); 6] {
+    [
+        ("specversion", "1.0".to_owned()),
+        ("source", format!("/pgonce/{topic}")),
+        ("type", "order.created".to_owned()),
+        ("time", "2026-01-02T03:04:05.678901Z".to_owned()),
+        ("partitionkey", format!("order-{number}")),
+        ("id", Uuid::new_v4().to_string()),
+    ]
+    .map(|(name, value)| (format!("{prefix}{name}"), value))
 }
 
 /// A stream of its own, `messages` acknowledged publishes with ids, a bounded number in flight.
-pub async fn raw_nats(url: &str, messages: usize) -> Result<Duration> {
+pub async fn raw_nats(url: &str, messages: usize, sends: Sends) -> Result<Duration> {
     let client = async_nats::connect(url).await?;
     let context = ContextBuilder::new().max_ack_inflight(IN_FLIGHT).backpressure_on_inflight(true).build(client);
     let subject = nats_stream(&context).await?;
@@ -61,8 +84,14 @@ pub async fn raw_nats(url: &str, messages: usize) -> Result<Duration> {
         }
         anyhow::Ok(())
     });
-    for _ in 0..messages {
-        let publish = PublishMessage::build().payload(payload.clone()).message_id(Uuid::new_v4().to_string());
+    for number in 0..messages {
+        let mut publish = PublishMessage::build().payload(payload.clone()).message_id(Uuid::new_v4().to_string());
+        if sends == Sends::Events {
+            publish = publish.header("content-type", "application/json");
+            for (name, value) in event(&subject, "ce-", number) {
+                publish = publish.header(name.as_str(), value.as_str());
+            }
+        }
         sender.send(context.send_publish(subject.clone(), publish).await?).await?;
     }
     drop(sender);
@@ -81,7 +110,7 @@ pub async fn nats_stream(context: &async_nats::jetstream::Context) -> Result<Str
 }
 
 /// A topic of its own, `messages` acknowledged by all replicas, by the idempotent producer.
-pub async fn raw_kafka(url: &str, messages: usize) -> Result<Duration> {
+pub async fn raw_kafka(url: &str, messages: usize, sends: Sends) -> Result<Duration> {
     let config = kafka_config(url);
     let topic = kafka_topic(&config).await?;
     let producer: FutureProducer = config.create()?;
@@ -91,7 +120,16 @@ pub async fn raw_kafka(url: &str, messages: usize) -> Result<Duration> {
     for number in 0..messages {
         let key = format!("order-{number}");
         loop {
-            match producer.send_result(FutureRecord::to(&topic).payload(&payload).key(&key)) {
+            let mut record = FutureRecord::to(&topic).payload(&payload).key(&key);
+            if sends == Sends::Events {
+                let mut headers =
+                    OwnedHeaders::new().insert(Header { key: "content-type", value: Some("application/json") });
+                for (name, value) in &event(&topic, "ce_", number) {
+                    headers = headers.insert(Header { key: name, value: Some(value) });
+                }
+                record = record.headers(headers);
+            }
+            match producer.send_result(record) {
                 Ok(future) => break queued.push(future),
                 Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
                     tokio::time::sleep(Duration::from_millis(1)).await;
