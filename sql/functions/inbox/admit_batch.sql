@@ -6,6 +6,7 @@
 -- Messages are inserted in the order of their ids, so that two batches with the same ones wait, and never deadlock.
 -- A batch is taken for new unless its first or last message is known: a plain INSERT costs a fifth less than one with
 -- ON CONFLICT. Where that was wrong, its subtransaction is undone, and every message gets its own verdict.
+-- Arrays are unnested in the SELECT list on that way: in FROM each would be written down and read again first.
 CREATE OR REPLACE FUNCTION once.admit_batch(
     p_consumer text, p_source text, p_message_ids text[], p_body_hashes bytea[], p_tenant text DEFAULT '')
 RETURNS TABLE (ordinal int, message_id text, verdict text)
@@ -21,7 +22,7 @@ BEGIN
     IF array_to_string(p_message_ids, '') ~ '[[:cntrl:]]' OR (
         SELECT min(octet_length(m.id)) < 1 OR max(octet_length(m.id)) > 255 OR count(m.id) < v_count
             OR min(octet_length(m.hash)) < 1 OR max(octet_length(m.hash)) > 64 OR count(m.hash) < v_count
-        FROM unnest(p_message_ids, p_body_hashes) m (id, hash)) THEN
+        FROM (SELECT unnest(p_message_ids) AS id, unnest(p_body_hashes) AS hash) m) THEN
         PERFORM once.check_message(m.id, m.hash) FROM unnest(p_message_ids, p_body_hashes) m (id, hash);
     END IF;
     IF NOT EXISTS (SELECT 1 FROM once.admitted a
@@ -29,8 +30,8 @@ BEGIN
         BEGIN
             INSERT INTO once.admitted (at, stream, message_id, body_hash)
             SELECT v_now, v_stream, m.id, m.hash
-            FROM unnest(p_message_ids, p_body_hashes) m (id, hash) ORDER BY m.id COLLATE "C";
-            RETURN QUERY SELECT m.place::int, m.id, 'new' FROM unnest(p_message_ids) WITH ORDINALITY m (id, place);
+            FROM (SELECT unnest(p_message_ids) AS id, unnest(p_body_hashes) AS hash) m ORDER BY m.id COLLATE "C";
+            RETURN QUERY SELECT generate_series(1, v_count), unnest(p_message_ids), 'new';
             RETURN;
         EXCEPTION WHEN unique_violation THEN
             NULL; -- a message is known, or is twice in the batch
