@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::Arguments;
 use crate::measure::{Series, emit, rate, report};
-use crate::work::{self, Keys, Plain, Tutorial, client, once, protected};
+use crate::work::{self, Keys, Plain, Tutorial, client, once, protected, protected_emitting};
 
 /// The database to measure on, and the private cluster that holds it, if there is one.
 pub async fn database(arguments: &Arguments) -> Result<(String, Option<pgonce_cluster::Cluster>)> {
@@ -50,8 +50,11 @@ pub async fn write(arguments: &Arguments, url: &str) -> Result<()> {
     Ok(())
 }
 
+/// The outbox insert by [`pgonce::Tx::emit`], which costs no round trip of its own.
+const EMITTING: &str = "pgonce, its message by emit";
+
 async fn writes(arguments: &Arguments, url: &str, connections: usize, tutorial: bool) -> Result<Vec<Series>> {
-    let names: &[&str] = if tutorial { &["plain", "pgonce", "tutorial"] } else { &["plain", "pgonce"] };
+    let names: &[&str] = if tutorial { &["plain", "pgonce", EMITTING, "tutorial"] } else { &["plain", "pgonce"] };
     let mut series: Vec<Series> =
         names.iter().map(|name| Series { name: (*name).to_owned(), rates: Vec::new() }).collect();
     let keys = Keys::new();
@@ -70,12 +73,19 @@ async fn writes(arguments: &Arguments, url: &str, connections: usize, tutorial: 
                     })
                     .await?
                 }
-                "pgonce" => {
+                name @ ("pgonce" | EMITTING) => {
+                    let emits = name == EMITTING;
                     rate(connections, window, async |_| {
                         let (once, keys) = (once.clone(), keys.clone());
                         Ok(move || {
                             let (once, keys) = (once.clone(), keys.clone());
-                            async move { protected(&once, keys.fresh()).await }
+                            async move {
+                                if emits {
+                                    protected_emitting(&once, keys.fresh()).await
+                                } else {
+                                    protected(&once, keys.fresh()).await
+                                }
+                            }
                         })
                     })
                     .await?
@@ -228,7 +238,7 @@ pub async fn cpu(arguments: &Arguments, url: &str) -> Result<()> {
     let postmaster = parent(server)?;
     eprintln!("\nCPU microseconds a write, 8 connections: client + server (ratio of the sum to plain)");
     let mut base = None;
-    for contender in ["plain", "pgonce", "tutorial"] {
+    for contender in ["plain", "pgonce", EMITTING, "tutorial"] {
         let keys = Keys::new();
         let once = once(url, 8).await?;
         let calls = Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -244,6 +254,7 @@ pub async fn cpu(arguments: &Arguments, url: &str) -> Result<()> {
                     match contender {
                         "plain" => plain.write(&keys.fresh()).await,
                         "pgonce" => protected(once, keys.fresh()).await,
+                        EMITTING => protected_emitting(once, keys.fresh()).await,
                         _ => tutorial.write(&keys.fresh()).await,
                     }
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
-use pgonce::{Once, Settings};
+use pgonce::{Event, Once, Settings};
 use tokio_postgres::{Client, NoTls, Statement};
 
 pub const BUSINESS: &str = "INSERT INTO bench.business (body) VALUES ($1)";
@@ -93,6 +93,20 @@ pub async fn protected_with(once: &Once, key: String, body: &serde_json::Value) 
         .run(async |tx| {
             tx.execute(&tx.prepared(BUSINESS).await?, &[body]).await?;
             tx.execute(&tx.prepared(OUTBOX).await?, &[&"orders", &key, body]).await?;
+            Ok(201)
+        })
+        .await?;
+    Ok(())
+}
+
+/// The same with its message in pgonce's own outbox, as services write it.
+pub async fn protected_emitting(once: &Once, key: String) -> Result<()> {
+    let body = &body();
+    once.intent("bench", key)
+        .payload(body)
+        .run(async |tx| {
+            tx.execute(&tx.prepared(BUSINESS).await?, &[body]).await?;
+            tx.emit(Event::new("orders", "order.created", body)).await?;
             Ok(201)
         })
         .await?;

@@ -267,6 +267,35 @@ pub(crate) fn is_plain(event: &Event) -> bool {
         && event.headers.is_empty()
 }
 
+/// Whether it may be posted: so small that the server has no reason to refuse it.
+pub(crate) fn is_small(event: &Event) -> bool {
+    const BYTES_MAX: usize = 64 * 1024;
+    event.payload().is_ok_and(|payload| take_weight(payload, BYTES_MAX).is_some())
+}
+
+/// What is left of a limit after roughly what a value weighs; None: it weighs more.
+fn take_weight(value: &serde_json::Value, left: usize) -> Option<usize> {
+    use serde_json::Value;
+    let left = left.checked_sub(16)?;
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => Some(left),
+        Value::String(text) => left.checked_sub(text.len()),
+        Value::Array(all) => all.iter().try_fold(left, |left, one| take_weight(one, left)),
+        Value::Object(all) => {
+            all.iter().try_fold(left, |left, (name, one)| take_weight(one, left.checked_sub(name.len())?))
+        }
+    }
+}
+
+/// Whether a posted message was refused because its id is in the log: `once.emit` then says whether it is the same one.
+pub(crate) fn is_repeated(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_some_and(|error| {
+        error.code().code() == "23505"
+            && error.schema() == Some("once")
+            && error.table().is_some_and(|table| table.starts_with("outbox"))
+    })
+}
+
 /// `once.message_id`, which it equals: the contract suite compares.
 pub(crate) fn message_id(name: &IntentName, event: &Event) -> Uuid {
     derived_id(&[&name.tenant, &name.scope, &name.key], event)

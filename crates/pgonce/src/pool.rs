@@ -36,7 +36,8 @@ impl std::fmt::Debug for Connector {
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) client: Client,
+    /// Shared with what was posted and is not answered yet.
+    pub(crate) client: Arc<Client>,
     /// On the heap: the pool moves a connection several times each time it is had.
     statements: Box<[OnceCell<Statement>]>,
     /// Statements of the user's effects, by their text.
@@ -76,7 +77,7 @@ impl managed::Manager for Manager {
             .instrument(tracing::debug_span!("pgonce.connection")),
         );
         Ok(Connection {
-            client,
+            client: Arc::new(client),
             statements: (0..Call::COUNT).map(|_| OnceCell::new()).collect(),
             cached: Mutex::default(),
             warned,
@@ -157,6 +158,11 @@ impl Connection {
             self.statement(call).await?;
         }
         Ok(())
+    }
+
+    /// The call's statement, for who sends it by other means.
+    pub(crate) async fn prepared_call(&self, call: Call) -> Result<Statement, tokio_postgres::Error> {
+        self.statement(call).await.cloned()
     }
 
     async fn statement(&self, call: Call) -> Result<&Statement, tokio_postgres::Error> {

@@ -33,11 +33,13 @@ pub(crate) struct Budget<'a> {
     policy: &'a RetryPolicy,
     started: Instant,
     pub(crate) attempt: u32,
+    /// Whether messages may be posted, without waiting for their answers.
+    pub(crate) posts: bool,
 }
 
 impl<'a> Budget<'a> {
     pub(crate) fn new(policy: &'a RetryPolicy) -> Self {
-        Self { policy, started: Instant::now(), attempt: 1 }
+        Self { policy, started: Instant::now(), attempt: 1, posts: true }
     }
 
     /// The time that is left.

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::claim::{Answer, Claim, ClaimWire, Mode, interval, resolve_parameters};
 use crate::direct::{Policy, claim_parameters, read_claim};
 use crate::error::Failure;
-use crate::outbox::Waker;
+use crate::outbox::{Waker, is_repeated};
 use crate::outcome::{Answered, Decision, Outcome, as_json, from_json};
 use crate::pool::Connection;
 use crate::retry::Budget;
@@ -145,7 +145,7 @@ impl Intent<'_> {
             return self.settled_before(claim).map(Step::replayed);
         };
         let claim_id = owned.claim_id;
-        let tx = Tx::new(connection, owned.name, claim_id, owned.attempt, direct);
+        let tx = Tx::new(connection, owned.name, claim_id, owned.attempt, direct, budget.posts);
         let (answer, value) = match effect(tx.clone()).await {
             Ok(Decision::Done(answer, value)) => (answer, value),
             Ok(Decision::Refused(answer, value)) => {
@@ -155,14 +155,21 @@ impl Intent<'_> {
                 return undone(tx.rollback().await, End::Answered(Answered::NotStored(value)));
             }
             Err(failure) => {
-                return match tx.rollback().await {
-                    Undone::Kept => Err(Error::Kept),
-                    Undone::Confirmed | Undone::Lost => self.failed(failure).await,
+                let refused = tx.refused_post().await;
+                return match (tx.rollback().await, refused) {
+                    (Undone::Kept, _) => Err(Error::Kept),
+                    (_, Some(error)) if is_repeated(&error) => Ok(repeated(budget)),
+                    (_, Some(error)) => self.failed(error.into()).await,
+                    (_, None) => self.failed(failure).await,
                 };
             }
         };
         let emitted = tx.emitted();
-        let ended = tx.commit(answer).await;
+        let ended = match tx.commit(answer).await {
+            Ok(ended) => ended,
+            Err(error) if is_repeated(&error) => return Ok(repeated(budget)),
+            Err(error) => return self.failed(error.into()).await,
+        };
         if emitted && matches!(ended, Ended::Committed | Ended::InDoubt(_)) {
             Waker::wake(&self.once().shared);
         }
@@ -314,6 +321,15 @@ impl Intent<'_> {
         let claim = self.observed(row, started.elapsed())?;
         self.settled_before(claim).map(Step::replayed)
     }
+}
+
+/// Once more, with messages that wait for their answers.
+fn repeated<T>(budget: &mut Budget<'_>) -> Step<T> {
+    budget.posts = false;
+    Step::Again(Error::FailedRetryable {
+        code: "23505".into(),
+        message: "a message with this id is in the outbox already".into(),
+    })
 }
 
 /// The end that an effect chose which wants none of its writes.

@@ -31,6 +31,8 @@ pub(crate) enum Call {
     Ping,
     Emit,
     DirectEmit,
+    /// The same, where nobody waits for the answer: an id that is taken raises.
+    DirectPost,
     Admit,
     AdmitBatch,
     NoteResult,
@@ -153,6 +155,9 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
              p_ordinal => $11, p_message_id => $12, p_tenant => $13)"
         }
         (Call::DirectEmit, _) => include_str!("../../../sql/direct/emit.sql"),
+        (Call::DirectPost, _) => {
+            include_str!("../../../sql/direct/emit.sql").trim_end().trim_end_matches("ON CONFLICT DO NOTHING")
+        }
         (Call::Admit, _) => "SELECT once.admit($1, $2, $3, $4, $5)",
         (Call::AdmitBatch, _) => "SELECT verdict FROM once.admit_batch($1, $2, $3, $4, $5) ORDER BY ordinal",
         (Call::NoteResult, _) => "SELECT once.note_result($1, $2, $3, $4, $5, $6, $7)",
@@ -323,7 +328,7 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
             Type::UUID,
             Type::TEXT,
         ],
-        Call::DirectEmit => &[
+        Call::DirectEmit | Call::DirectPost => &[
             Type::TEXT,
             Type::TEXT,
             Type::JSONB,

@@ -4,7 +4,8 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use futures_util::future::join;
+use futures_util::future::{join, poll_immediate};
+use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
@@ -35,6 +36,8 @@ struct Inner {
     direct: Option<DirectClaim>,
     answer: Mutex<Answer>,
     emitted: AtomicBool,
+    /// None: every message waits for its answer, because one that was posted was refused before.
+    posted: Option<Posted>,
 }
 
 /// How a transaction ended, as far as the connection could tell.
@@ -106,13 +109,23 @@ impl Tx {
     /// intent, the same in every attempt; one message of a type an intent, further ones by [`Event::ordinal`]. Emit
     /// after the row that it tells of was written: messages with one ordering key then arrive in commit order.
     ///
+    /// With the role `once_direct` a small message costs no round trip: it is sent, and nobody waits for the answer before
+    /// the outcome's. Where the server refuses it, the next statement fails with 25P02, and [`Intent::run`](crate::Intent::run)
+    /// tells the message's own error.
+    ///
     /// # Errors
     /// P4040 where the message cannot be emitted, P4041 where the intent emitted another one of the type.
     pub async fn emit(&self, event: Event) -> Result<Uuid, crate::Error> {
-        let Inner { connection, name, direct, .. } = &*self.0;
+        let Inner { connection, name, direct, posted, .. } = &*self.0;
         self.0.emitted.store(true, Ordering::Relaxed);
+        let plain = direct.is_some() && outbox::is_plain(&event);
+        if let (true, Some(posted)) = (plain && outbox::is_small(&event), posted) {
+            let id = outbox::message_id(name, &event);
+            posted.send(connection, name, event, id).await?;
+            return Ok(id);
+        }
         let wire = outbox::Wire::new(&event)?;
-        if direct.is_some() && outbox::is_plain(&event) {
+        if plain {
             let id = outbox::message_id(name, &event);
             if connection.execute(Call::DirectEmit, &wire.direct(&event, name, &id)).await? == 1 {
                 return Ok(id);
@@ -210,6 +223,7 @@ impl Tx {
         claim_id: Uuid,
         attempt: u32,
         direct: Option<DirectClaim>,
+        posts: bool,
     ) -> Self {
         Self(Arc::new(Inner {
             connection,
@@ -219,18 +233,26 @@ impl Tx {
             direct,
             answer: Mutex::default(),
             emitted: AtomicBool::new(false),
+            posted: posts.then(Posted::default),
         }))
+    }
+
+    /// Why the server refused a posted message, if it did: then whatever failed after it failed because of that.
+    pub(crate) async fn refused_post(&self) -> Option<tokio_postgres::Error> {
+        self.0.posted.as_ref()?.answers().await.err()
     }
 
     /// Completes and commits in one round trip. The completion also proves that the transaction was not
     /// aborted before: an aborted one makes it fail (25P02), so a COMMIT that is in truth a ROLLBACK is never
     /// taken for one (trap 10).
     ///
-    /// What the effect noted goes into the answer where the answer itself does not say.
-    pub(crate) async fn commit(self, mut answer: Answer) -> Ended {
-        let Some(Inner { connection, name, claim_id, direct, answer: noted, .. }) = self.only_handle() else {
-            return Ended::Kept;
+    /// What the effect noted goes into the answer where the answer itself does not say. An error is the effect's own: the
+    /// server refused a message that nobody had waited for.
+    pub(crate) async fn commit(self, mut answer: Answer) -> Result<Ended, tokio_postgres::Error> {
+        let Some(Inner { connection, name, claim_id, direct, answer: noted, posted, .. }) = self.only_handle() else {
+            return Ok(Ended::Kept);
         };
+        let posted = posted.unwrap_or_default();
         let noted = noted.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         answer.code = answer.code.or(noted.code);
         answer.result_type = answer.result_type.or(noted.result_type);
@@ -240,8 +262,9 @@ impl Tx {
         let call = if direct.is_some() { Call::DirectComplete } else { Call::Succeed };
         // Prepared before: pipelining a COMMIT behind a Parse would commit before the outcome is written.
         if let Err(error) = connection.warm(call).await {
+            let refused = posted.answers().await;
             rollback(connection).await;
-            return Ended::Refused(error);
+            return refused.map(|()| Ended::Refused(error));
         }
         connection.expect_no_warning();
         fail::fail_point!("pgonce::before_commit");
@@ -256,7 +279,12 @@ impl Tx {
             (completed.map(|_| 1), committed)
         };
         fail::fail_point!("pgonce::after_commit");
-        ended(&connection, completed.map(|_| ()), committed)
+        // A refused message aborted the transaction: the completion's error only follows from it. Where the completion went
+        // well all the same, the effect went back to a savepoint from before the message.
+        match (ended(&connection, completed.map(|_| ()), committed), posted.answers().await) {
+            (Ended::Refused(_), Err(refused)) => Err(refused),
+            (ended, _) => Ok(ended),
+        }
     }
 
     /// Rolls back, and gives the connection back only if that was confirmed.
@@ -267,6 +295,61 @@ impl Tx {
 
     fn only_handle(self) -> Option<Inner> {
         only_handle(self.0, |inner| &inner.connection)
+    }
+}
+
+/// Messages that were sent and whose answers nobody has waited for.
+#[derive(Debug, Default)]
+struct Posted(Mutex<Vec<JoinHandle<Result<u64, tokio_postgres::Error>>>>);
+
+/// How many may be unanswered: a transaction that emits without end waits for the server now and then.
+const POSTED_MAX: usize = 64;
+
+impl Posted {
+    /// Sends a message behind what was sent before it. Returns when it is on its way.
+    async fn send(
+        &self,
+        connection: &Connection,
+        name: &IntentName,
+        event: Event,
+        id: Uuid,
+    ) -> Result<(), tokio_postgres::Error> {
+        if self.lock().len() >= POSTED_MAX
+            && let Err(refused) = self.answers().await
+        {
+            // Kept for the attempt's end. The transaction is aborted: nothing that follows is done.
+            self.lock().push(tokio::spawn(std::future::ready(Err(refused))));
+        }
+        let statement = connection.prepared_call(Call::DirectPost).await?;
+        let (client, name) = (Arc::clone(&connection.client), name.clone());
+        let mut sent = Box::pin(async move {
+            let Ok(wire) = outbox::Wire::new(&event) else { return Ok(0) }; // not small: it was looked at before
+            let parameters = wire.direct(&event, &name, &id);
+            client.execute(&statement, &parameters.map(|(value, _)| value)).await
+        });
+        // The driver sends when it is first asked, which is here: before the effect's next statement.
+        if let Some(answer) = poll_immediate(&mut sent).await {
+            return answer.map(|_| ());
+        }
+        // Somebody has to take the answer: one that nobody takes would hold up those behind it.
+        self.lock().push(tokio::spawn(sent));
+        Ok(())
+    }
+
+    /// Waits for all answers; the first refusal.
+    async fn answers(&self) -> Result<(), tokio_postgres::Error> {
+        let waiting = std::mem::take(&mut *self.lock());
+        let mut first = Ok(());
+        for answer in waiting {
+            // A task that did not end well: the runtime is shutting down, and the completion's answer will say so.
+            let answer = answer.await.map_or(Ok(()), |answer| answer.map(|_| ()));
+            first = first.and(answer);
+        }
+        first
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<Result<u64, tokio_postgres::Error>>>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -6,6 +6,7 @@ mod emits;
 mod home;
 mod lanes;
 mod log;
+mod posts;
 mod segments;
 
 use pgonce_testkit::TestDb;
