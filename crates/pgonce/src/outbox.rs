@@ -267,10 +267,12 @@ pub(crate) fn is_plain(event: &Event) -> bool {
         && event.headers.is_empty()
 }
 
-/// Whether it may be posted: so small that the server has no reason to refuse it.
+/// Whether it may be posted: far below the limit of payloads, and of what may lie in buffers meanwhile.
 pub(crate) fn is_small(event: &Event) -> bool {
     const BYTES_MAX: usize = 64 * 1024;
-    event.payload().is_ok_and(|payload| take_weight(payload, BYTES_MAX).is_some())
+    let headers: usize =
+        event.headers.iter().map(|(name, value)| name.len() + value.as_str().map_or(16, str::len)).sum();
+    headers <= BYTES_MAX && event.payload().is_ok_and(|payload| take_weight(payload, BYTES_MAX).is_some())
 }
 
 /// What is left of a limit after roughly what a value weighs; None: it weighs more.

@@ -160,6 +160,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether prepared statements stay: not where a pooler in transaction mode is between.
+    pub(crate) fn may_prepare(&self) -> bool {
+        !self.pgbouncer
+    }
+
     /// The call's statement, for who sends it by other means.
     pub(crate) async fn prepared_call(&self, call: Call) -> Result<Statement, tokio_postgres::Error> {
         self.statement(call).await.cloned()

@@ -36,7 +36,8 @@ struct Inner {
     direct: Option<DirectClaim>,
     answer: Mutex<Answer>,
     emitted: AtomicBool,
-    /// None: every message waits for its answer, because one that was posted was refused before.
+    /// None: every message waits for its answer, because one that was posted was refused before, or because a pooler is
+    /// between, which may not know what was prepared.
     posted: Option<Posted>,
 }
 
@@ -109,9 +110,9 @@ impl Tx {
     /// intent, the same in every attempt; one message of a type an intent, further ones by [`Event::ordinal`]. Emit
     /// after the row that it tells of was written: messages with one ordering key then arrive in commit order.
     ///
-    /// With the role `once_direct` a small message costs no round trip: it is sent, and nobody waits for the answer before
-    /// the outcome's. Where the server refuses it, the next statement fails with 25P02, and [`Intent::run`](crate::Intent::run)
-    /// tells the message's own error.
+    /// A small message costs no round trip: it is sent, and nobody waits for the answer before the outcome's. Where the server
+    /// refuses it, the next statement fails with 25P02, and [`Intent::run`](crate::Intent::run) tells the message's own
+    /// error. Large ones, and all behind a transaction pooler, wait.
     ///
     /// # Errors
     /// P4040 where the message cannot be emitted, P4041 where the intent emitted another one of the type.
@@ -119,9 +120,12 @@ impl Tx {
         let Inner { connection, name, direct, posted, .. } = &*self.0;
         self.0.emitted.store(true, Ordering::Relaxed);
         let plain = direct.is_some() && outbox::is_plain(&event);
-        if let (true, Some(posted)) = (plain && outbox::is_small(&event), posted) {
+        if let Some(posted) = posted
+            && outbox::is_small(&event)
+        {
             let id = outbox::message_id(name, &event);
-            posted.send(connection, name, event, id).await?;
+            let call = if plain { Call::DirectPost } else { Call::Emit };
+            posted.send(connection, call, name, event, id).await?;
             return Ok(id);
         }
         let wire = outbox::Wire::new(&event)?;
@@ -225,6 +229,7 @@ impl Tx {
         direct: Option<DirectClaim>,
         posts: bool,
     ) -> Self {
+        let posts = posts && connection.may_prepare();
         Self(Arc::new(Inner {
             connection,
             name,
@@ -310,6 +315,7 @@ impl Posted {
     async fn send(
         &self,
         connection: &Connection,
+        call: Call,
         name: &IntentName,
         event: Event,
         id: Uuid,
@@ -320,11 +326,15 @@ impl Posted {
             // Kept for the attempt's end. The transaction is aborted: nothing that follows is done.
             self.lock().push(tokio::spawn(std::future::ready(Err(refused))));
         }
-        let statement = connection.prepared_call(Call::DirectPost).await?;
+        let statement = connection.prepared_call(call).await?;
         let (client, name) = (Arc::clone(&connection.client), name.clone());
         let mut sent = Box::pin(async move {
             let Ok(wire) = outbox::Wire::new(&event) else { return Ok(0) }; // not small: it was looked at before
-            let parameters = wire.direct(&event, &name, &id);
+            if call == Call::DirectPost {
+                let parameters = wire.direct(&event, &name, &id);
+                return client.execute(&statement, &parameters.map(|(value, _)| value)).await;
+            }
+            let parameters = wire.parameters(&event, &name.tenant, &name.scope, &name.key);
             client.execute(&statement, &parameters.map(|(value, _)| value)).await
         });
         // The driver sends when it is first asked, which is here: before the effect's next statement.
