@@ -9,6 +9,7 @@ mod calls;
 mod keep;
 mod lane;
 mod orphans;
+mod rows;
 mod tasks;
 mod waits;
 
