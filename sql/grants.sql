@@ -3,7 +3,7 @@
 DO $$
 DECLARE
     v_app text[] := ARRAY['claim', 'peek', 'succeed', 'fail', 'record_failure', 'renew', 'release', 'resolve', 'doubt',
-        'claim_batch', 'peek_batch', 'succeed_batch', 'renew_batch',
+        'claim_batch', 'claim_alone', 'peek_batch', 'succeed_batch', 'succeed_alone', 'renew_batch',
         'canonical_json', 'fingerprint', 'fingerprint_bytes', 'define_scope', 'scope_rules', 'try_lock', 'tally', 'schema_version', 'emit', 'emit_batch',
         'count_uncertain',
         'admit', 'admit_batch', 'note_result', 'advance', 'baseline', 'define_consumer', 'receive', 'receive_batch',

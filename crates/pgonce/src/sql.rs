@@ -20,8 +20,10 @@ pub(crate) enum Call {
     DirectPeek,
     DirectComplete,
     ClaimBatch,
+    ClaimAlone,
     PeekBatch,
     SucceedBatch,
+    SucceedAlone,
     RenewBatch,
     Doubt,
     Settle,
@@ -125,6 +127,12 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
              response_body, result_type, result_id, failure_code, failure_message, retry_after_ms, fence, lease_ms, \
              expires_in_ms FROM once.claim_batch($1, $2, $3, $4, $5, $6)"
         }
+        (Call::ClaimAlone, false) => "SELECT once.claim_alone($1, $2, $3, $4, $5, $6)",
+        (Call::ClaimAlone, true) => {
+            "SELECT ordinal, error, message, kind, claim_id, attempt_count, response_code, response_headers, \
+             response_body, result_type, result_id, failure_code, failure_message, retry_after_ms, fence, lease_ms, \
+             expires_in_ms FROM once.claim_alone($1, $2, $3, $4, $5, $6)"
+        }
         (Call::PeekBatch, _) => {
             "SELECT ordinal, error, message, kind, claim_id, attempt_count, response_code, response_headers, \
              response_body, result_type, result_id, failure_code, failure_message, retry_after_ms, fence, lease_ms, \
@@ -133,6 +141,11 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
         (Call::SucceedBatch, _) => {
             "SELECT ordinal, verdict, status, response_code, response_headers, response_body, result_type, result_id, \
              failure_code, failure_message, expires_in_ms FROM once.succeed_batch($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+        }
+        (Call::SucceedAlone, false) => "SELECT once.succeed_alone($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        (Call::SucceedAlone, true) => {
+            "SELECT ordinal, verdict, status, response_code, response_headers, response_body, result_type, result_id, \
+             failure_code, failure_message, expires_in_ms FROM once.succeed_alone($1, $2, $3, $4, $5, $6, $7, $8, $9)"
         }
         (Call::RenewBatch, _) => "SELECT ordinal, verdict, lease_ms FROM once.renew_batch($1, $2, $3, $4)",
         (Call::Settle, _) => {
@@ -284,6 +297,7 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
         Call::ClaimBatch => {
             &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::BYTEA_ARRAY, Type::UUID_ARRAY, Type::TEXT]
         }
+        Call::ClaimAlone => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::BYTEA, Type::UUID, Type::TEXT],
         Call::PeekBatch => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::BYTEA_ARRAY],
         Call::SucceedBatch => &[
             Type::TEXT_ARRAY,
@@ -295,6 +309,17 @@ pub(crate) fn types(call: Call) -> &'static [Type] {
             Type::BYTEA_ARRAY,
             Type::TEXT_ARRAY,
             Type::TEXT_ARRAY,
+        ],
+        Call::SucceedAlone => &[
+            Type::TEXT,
+            Type::TEXT,
+            Type::TEXT,
+            Type::UUID,
+            Type::INT4,
+            Type::JSONB,
+            Type::BYTEA,
+            Type::TEXT,
+            Type::TEXT,
         ],
         Call::RenewBatch => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::UUID_ARRAY],
         Call::Settle => &[
@@ -544,7 +569,17 @@ type Fault = Box<dyn std::error::Error + Sync + Send>;
 
 impl<'a> FromSql<'a> for ClaimRow {
     fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Fault> {
-        let mut fields = CompositeFields::new(raw)?;
+        Self::from_fields(&mut CompositeFields::new(raw)?)
+    }
+
+    fn accepts(kind: &Type) -> bool {
+        matches!(kind.kind(), Kind::Composite(_))
+    }
+}
+
+impl ClaimRow {
+    /// From the fields of a composite, or the part of one that is a `once.claim_result`.
+    pub(crate) fn from_fields(fields: &mut CompositeFields<'_>) -> Result<Self, Fault> {
         let mut row = Self {
             kind: fields.read()?,
             claim_id: fields.read()?,
@@ -566,12 +601,6 @@ impl<'a> FromSql<'a> for ClaimRow {
         Ok(row)
     }
 
-    fn accepts(kind: &Type) -> bool {
-        matches!(kind.kind(), Kind::Composite(_))
-    }
-}
-
-impl ClaimRow {
     /// From a row whose first column is the composite, or whose columns are its fields.
     pub(crate) fn read(row: &tokio_postgres::Row) -> Result<Self, tokio_postgres::Error> {
         let waited_ms = match row.columns().last() {
@@ -602,13 +631,13 @@ impl ClaimRow {
 }
 
 /// The binary form of a composite: a count, then for each field its type, its length and its bytes.
-struct CompositeFields<'a> {
+pub(crate) struct CompositeFields<'a> {
     rest: &'a [u8],
     left: i32,
 }
 
 impl<'a> CompositeFields<'a> {
-    fn new(raw: &'a [u8]) -> Result<Self, Fault> {
+    pub(crate) fn new(raw: &'a [u8]) -> Result<Self, Fault> {
         let mut fields = Self { rest: raw, left: 0 };
         fields.left = fields.int()?;
         Ok(fields)
@@ -637,14 +666,14 @@ impl<'a> CompositeFields<'a> {
         Ok(Some((kind, value)))
     }
 
-    fn read<T: FromSql<'a>>(&mut self) -> Result<Option<T>, Fault> {
+    pub(crate) fn read<T: FromSql<'a>>(&mut self) -> Result<Option<T>, Fault> {
         match self.next()? {
             Some((kind, value)) => Ok(Some(T::from_sql(&kind, value)?)),
             None => Ok(None),
         }
     }
 
-    fn skip(&mut self) -> Result<(), Fault> {
+    pub(crate) fn skip(&mut self) -> Result<(), Fault> {
         self.next().map(|_| ())
     }
 }

@@ -11,30 +11,13 @@ CREATE OR REPLACE FUNCTION once.succeed_batch(
     p_response_headers jsonb[], p_response_bodies bytea[], p_result_types text[], p_result_ids text[])
 RETURNS SETOF once.completion_answer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_expires timestamptz;
-    v_now timestamptz;
 BEGIN
     IF once.check_batch(cardinality(p_keys), once.shape(p_keys), once.shape(p_tenants), once.shape(p_scopes),
         once.shape(p_claim_ids), once.shape(p_response_codes), once.shape(p_response_headers),
         once.shape(p_response_bodies), once.shape(p_result_types), once.shape(p_result_ids)) = 1 THEN
-        -- Alone, and nothing in the way: the single form is cheaper. A row with a lease is processing (intent_shape);
-        -- asked for by its status, it might be looked up among all that are, by an index that seemed empty once.
-        PERFORM 1 FROM once.intent i
-            WHERE i.tenant = p_tenants[1] AND i.scope = p_scopes[1] AND i.key = p_keys[1]
-              AND i.claim_id = p_claim_ids[1] AND i.locked_until IS NOT NULL
-            FOR UPDATE SKIP LOCKED;
-        IF FOUND AND once.answer_fits(p_response_bodies[1], p_response_headers[1], p_result_types[1], p_result_ids[1]) THEN
-            PERFORM once.complete(p_tenants[1], p_scopes[1], p_keys[1], p_claim_ids[1], 'succeeded', 'P4010',
-                p_response_codes[1], p_response_headers[1], p_response_bodies[1], p_result_types[1], p_result_ids[1],
-                NULL, NULL);
-            SELECT i.expires_at INTO v_expires FROM once.intent i
-                WHERE i.tenant = p_tenants[1] AND i.scope = p_scopes[1] AND i.key = p_keys[1];
-            v_now := once.clock();
-            RETURN NEXT ROW(1, 'recorded', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                            once.expires_in_ms(v_expires, v_now))::once.completion_answer;
-            RETURN;
-        END IF;
+        RETURN NEXT once.succeed_alone(p_tenants[1], p_scopes[1], p_keys[1], p_claim_ids[1], p_response_codes[1],
+            p_response_headers[1], p_response_bodies[1], p_result_types[1], p_result_ids[1]);
+        RETURN;
     END IF;
     RETURN QUERY SELECT * FROM once.complete_batch(p_tenants, p_scopes, p_keys, p_claim_ids, p_response_codes,
         p_response_headers, p_response_bodies, p_result_types, p_result_ids);

@@ -42,7 +42,20 @@ pub async fn own(batcher: &Batcher, name: &IntentName) -> Uuid {
 #[tokio::test]
 async fn one_intent_from_its_claim_to_its_replay() {
     let (db, client) = database().await;
-    let batcher = batcher(&db).await;
+    from_claim_to_replay(&batcher(&db).await, &client).await;
+}
+
+/// As behind a pooler in transaction mode, where no statement is prepared and answers come as columns.
+#[tokio::test]
+async fn the_same_without_prepared_statements() {
+    let (db, client) = database().await;
+    let url = format!("{}{}pgbouncer=true", db.direct_url(), if db.direct_url().contains('?') { "&" } else { "?" });
+    let mut settings = Settings::from_url(&url);
+    settings.claimed_by = Some("me".into());
+    from_claim_to_replay(&Batcher::connect(settings, BatchSettings::default()).await.unwrap(), &client).await;
+}
+
+async fn from_claim_to_replay(batcher: &Batcher, client: &tokio_postgres::Client) {
     let one = name("s", "k");
     assert!(batcher.peek(&one).await.unwrap().is_none(), "it could be owned");
     let id = Uuid::new_v4();

@@ -59,7 +59,7 @@ async fn a_lost_answer_is_asked_for_again() {
 }
 
 /// Holds every claim of a key that begins with `slow` inside its transaction until the lock 42 is free.
-const SLOW: &str = "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$
+pub const SLOW: &str = "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN IF NEW.key LIKE 'slow%' THEN PERFORM pg_advisory_xact_lock_shared(42); END IF; RETURN NEW; END $$;
     CREATE TRIGGER slow BEFORE INSERT ON once.intent FOR EACH ROW EXECUTE FUNCTION public.slow();
     SELECT pg_advisory_lock(42)";

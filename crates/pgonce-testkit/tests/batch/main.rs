@@ -6,6 +6,7 @@ mod batcher;
 mod doubt;
 mod equal;
 mod faults;
+mod inline;
 mod resent;
 mod rows;
 mod sets;

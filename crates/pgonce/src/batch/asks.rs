@@ -13,8 +13,9 @@ use crate::pool::Connection;
 use crate::{Error, observe};
 
 use super::calls::{self, Told, Trouble};
-use super::lane::{Job, Line};
+use super::lane::{Job, Lane};
 use super::orphans::Orphans;
+use super::turn::Serve;
 use super::{Core, Observed};
 
 /// A caller's question.
@@ -83,16 +84,12 @@ impl Job for Ask {
     }
 }
 
-/// Serves the lane with one connection, until it is closed.
-pub(super) async fn work(core: Arc<Core>) {
-    let mut line = Line::new(Arc::clone(&core.manager), core.connect_timeout);
-    loop {
-        let Some(connection) = line.open(&core.asks).await else { return };
-        let Some(mut batch) = core.asks.take(core.batch.batch_max).await else { return };
-        if connection.client.is_closed() {
-            core.asks.again(batch); // it broke while it was idle: nothing was sent
-            continue;
-        }
+impl Serve for Ask {
+    fn lane(core: &Core) -> &Arc<Lane<Self>> {
+        &core.asks
+    }
+
+    async fn serve(core: &Arc<Core>, connection: &Connection, mut batch: Vec<Self>) -> bool {
         // A question whose caller has left is not sent again; what its first sending did is undone.
         batch.retain(|ask| {
             let left = ask.reply.is_closed();
@@ -102,11 +99,10 @@ pub(super) async fn work(core: Arc<Core>) {
             !left
         });
         if batch.is_empty() {
-            continue;
+            return true;
         }
         core.waits.add(batch.iter().filter(|ask| ask.sent == 0).map(|ask| ask.since.elapsed()));
-        let answered = ask_all(&core, connection, batch).await;
-        line.served(&core.asks, answered);
+        ask_all(core, connection, batch).await
     }
 }
 
@@ -158,7 +154,7 @@ async fn settle(
             false
         }
         Err(Trouble::Later | Trouble::Warned) => {
-            core.asks.again_after(asks, AGAIN);
+            core.asks.again_after(&core.runtime, asks, AGAIN);
             true
         }
         Err(Trouble::Refused { .. }) if asks.len() > 1 => one_by_one(core, connection, asks).await,
@@ -217,7 +213,7 @@ fn answer(core: &Arc<Core>, ask: Ask, told: Told, asked_at: Instant) {
     {
         // The first sending's transaction may be open still: then it is ourselves that we see at it.
         if ask.sent < RESENT_MAX {
-            return core.asks.again_after(vec![ask], AGAIN);
+            return core.asks.again_after(&core.runtime, vec![ask], AGAIN);
         }
         core.orphans.add(ask.name.clone(), claim_id);
     }

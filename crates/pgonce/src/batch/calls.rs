@@ -13,6 +13,8 @@ use crate::sql::{Call, ClaimRow};
 use crate::sqlstate::{Verdict, is_disconnect, verdict_of};
 use crate::{Error, Fingerprint};
 
+use super::rows::{ClaimAnswer, CompletionAnswer};
+
 /// Why a whole call came to nothing.
 #[derive(Debug)]
 pub(super) enum Trouble {
@@ -52,9 +54,9 @@ async fn send(
     limit: Duration,
 ) -> Result<Vec<Row>, Trouble> {
     let label = match call {
-        Call::ClaimBatch => "claim",
+        Call::ClaimBatch | Call::ClaimAlone => "claim",
         Call::PeekBatch => "peek",
-        Call::SucceedBatch => "succeed",
+        Call::SucceedBatch | Call::SucceedAlone => "succeed",
         Call::RenewBatch => "renew",
         _ => "other",
     };
@@ -106,6 +108,11 @@ fn unreadable(what: &str) -> Trouble {
     Trouble::Refused { sqlstate: "P4099".into(), message: format!("the database's answer cannot be read: {what}") }
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "as map_err gives it")]
+fn not_read(error: tokio_postgres::Error) -> Trouble {
+    unreadable(&error.to_string())
+}
+
 /// Rows in the order of what was sent, one each.
 fn in_order<T>(rows: &[Row], size: usize, read: impl Fn(&Row) -> Result<T, Trouble>) -> Result<Vec<T>, Trouble> {
     let mut placed: Vec<Option<T>> = (0..size).map(|_| None).collect();
@@ -113,6 +120,14 @@ fn in_order<T>(rows: &[Row], size: usize, read: impl Fn(&Row) -> Result<T, Troub
         placed[place(row, size)?] = Some(read(row)?);
     }
     placed.into_iter().map(|one| one.ok_or_else(|| unreadable("an intent has no row"))).collect()
+}
+
+/// The same of a call for one, whose row need not say its place.
+fn alone<T>(rows: &[Row], read: impl Fn(&Row) -> Result<T, Trouble>) -> Result<Vec<T>, Trouble> {
+    match rows {
+        [row] => Ok(vec![read(row)?]),
+        _ => Err(unreadable("not one row for one intent")),
+    }
 }
 
 fn millis(value: Option<i64>) -> Option<Duration> {
@@ -132,31 +147,9 @@ pub(super) struct Told {
 }
 
 fn read_told(row: &Row, asked: Instant) -> Result<Told, Trouble> {
-    let read = || -> Result<Told, tokio_postgres::Error> {
-        let error: Option<String> = row.try_get(1)?;
-        let message: Option<String> = row.try_get(2)?;
-        Ok(Told {
-            error: error.map(|error| (error, message.unwrap_or_default())),
-            row: ClaimRow {
-                kind: row.try_get(3)?,
-                claim_id: row.try_get(4)?,
-                attempt_count: row.try_get(5)?,
-                response_code: row.try_get(6)?,
-                response_headers: row.try_get(7)?,
-                response_body: row.try_get(8)?,
-                result_type: row.try_get(9)?,
-                result_id: row.try_get(10)?,
-                failure_code: row.try_get(11)?,
-                failure_message: row.try_get(12)?,
-                retry_after_ms: row.try_get(13)?,
-                fence: row.try_get(14)?,
-                lease_ms: row.try_get(15)?,
-                waited_ms: None, // a batch never waits
-            },
-            expires_in: left(row.try_get(16)?, asked),
-        })
-    };
-    read().map_err(|error| unreadable(&error.to_string()))
+    let ClaimAnswer { error, message, row, expires_in_ms } = ClaimAnswer::read(row).map_err(not_read)?;
+    let error = error.map(|error| (error, message.unwrap_or_default()));
+    Ok(Told { error, row, expires_in: left(expires_in_ms, asked) })
 }
 
 pub(super) async fn claim(
@@ -165,6 +158,9 @@ pub(super) async fn claim(
     claimed_by: Option<&str>,
     limit: Duration,
 ) -> Result<Vec<Told>, Trouble> {
+    if let [(name, claim_id)] = intents {
+        return claim_alone(connection, name, *claim_id, claimed_by, limit).await;
+    }
     let names = Names::new(intents.iter().map(|(name, _)| *name));
     let fingerprints: Vec<&Fingerprint> = intents.iter().map(|(name, _)| &name.fingerprint).collect();
     let claim_ids: Vec<Uuid> = intents.iter().map(|(_, claim_id)| *claim_id).collect();
@@ -179,6 +175,27 @@ pub(super) async fn claim(
     let asked = Instant::now();
     let rows = send_durably(connection, Call::ClaimBatch, intents.len(), &parameters, limit).await?;
     in_order(&rows, intents.len(), |row| read_told(row, asked))
+}
+
+/// For one the arrays would cost more than the look.
+async fn claim_alone(
+    connection: &Connection,
+    name: &IntentName,
+    claim_id: Uuid,
+    claimed_by: Option<&str>,
+    limit: Duration,
+) -> Result<Vec<Told>, Trouble> {
+    let parameters: [(&(dyn ToSql + Sync), Type); 6] = [
+        (&name.tenant, Type::TEXT),
+        (&name.scope, Type::TEXT),
+        (&name.key, Type::TEXT),
+        (&name.fingerprint, Type::BYTEA),
+        (&claim_id, Type::UUID),
+        (&claimed_by, Type::TEXT),
+    ];
+    let asked = Instant::now();
+    let rows = send_durably(connection, Call::ClaimAlone, 1, &parameters, limit).await?;
+    alone(&rows, |row| read_told(row, asked))
 }
 
 pub(super) async fn peek(
@@ -215,6 +232,9 @@ pub(super) async fn succeed(
     intents: &[(&IntentName, Uuid, &Answer)],
     limit: Duration,
 ) -> Result<Vec<Completed>, Trouble> {
+    if let [(name, claim_id, answer)] = intents {
+        return succeed_alone(connection, name, *claim_id, answer, limit).await;
+    }
     let names = Names::new(intents.iter().map(|(name, ..)| *name));
     let claim_ids: Vec<Uuid> = intents.iter().map(|(_, claim_id, _)| *claim_id).collect();
     let answers = || intents.iter().map(|(.., answer)| *answer);
@@ -236,24 +256,41 @@ pub(super) async fn succeed(
     ];
     let asked = Instant::now();
     let rows = send_durably(connection, Call::SucceedBatch, intents.len(), &parameters, limit).await?;
-    in_order(&rows, intents.len(), |row| {
-        let read = || -> Result<Completed, tokio_postgres::Error> {
-            Ok(Completed {
-                verdict: row.try_get(1)?,
-                status: row.try_get(2)?,
-                answer: Answer {
-                    code: row.try_get(3)?,
-                    headers: row.try_get(4)?,
-                    body: row.try_get(5)?,
-                    result_type: row.try_get(6)?,
-                    result_id: row.try_get(7)?,
-                },
-                failure_code: row.try_get(8)?,
-                failure_message: row.try_get(9)?,
-                expires_in: left(row.try_get(10)?, asked),
-            })
-        };
-        read().map_err(|error| unreadable(&error.to_string()))
+    in_order(&rows, intents.len(), |row| read_completed(row, asked))
+}
+
+async fn succeed_alone(
+    connection: &Connection,
+    name: &IntentName,
+    claim_id: Uuid,
+    answer: &Answer,
+    limit: Duration,
+) -> Result<Vec<Completed>, Trouble> {
+    let parameters: [(&(dyn ToSql + Sync), Type); 9] = [
+        (&name.tenant, Type::TEXT),
+        (&name.scope, Type::TEXT),
+        (&name.key, Type::TEXT),
+        (&claim_id, Type::UUID),
+        (&answer.code, Type::INT4),
+        (&answer.headers, Type::JSONB),
+        (&answer.body, Type::BYTEA),
+        (&answer.result_type, Type::TEXT),
+        (&answer.result_id, Type::TEXT),
+    ];
+    let asked = Instant::now();
+    let rows = send_durably(connection, Call::SucceedAlone, 1, &parameters, limit).await?;
+    alone(&rows, |row| read_completed(row, asked))
+}
+
+fn read_completed(row: &Row, asked: Instant) -> Result<Completed, Trouble> {
+    let read = CompletionAnswer::read(row).map_err(not_read)?;
+    Ok(Completed {
+        verdict: read.verdict.ok_or_else(|| unreadable("a completion without its verdict"))?,
+        status: read.status,
+        answer: read.answer,
+        failure_code: read.failure_code,
+        failure_message: read.failure_message,
+        expires_in: left(read.expires_in_ms, asked),
     })
 }
 
@@ -287,8 +324,8 @@ pub(super) async fn renew(
     let asked = Instant::now();
     let rows = send(connection, Call::RenewBatch, intents.len(), &parameters, limit).await?;
     in_order(&rows, intents.len(), |row| {
-        let verdict: String = row.try_get(1).map_err(|error| unreadable(&error.to_string()))?;
-        let lease = millis(row.try_get(2).map_err(|error| unreadable(&error.to_string()))?);
+        let verdict: String = row.try_get(1).map_err(not_read)?;
+        let lease = millis(row.try_get(2).map_err(not_read)?);
         match (verdict.as_str(), lease) {
             ("renewed", Some(lease)) => Ok(Renewal::Renewed { asked, lease }),
             ("busy", _) => Ok(Renewal::Busy),

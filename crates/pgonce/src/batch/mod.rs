@@ -1,15 +1,17 @@
 //! Leased intents of many callers, gathered into few calls.
 //!
-//! Every caller waits in a lane; a worker with a connection of its own takes everything that waits there
-//! and sends it as one set-based call. There is no timer: one caller alone is sent at once, and batches
-//! form by themselves while the connections are busy.
+//! Callers wait in lanes; whenever a connection of the lane is free, a worker takes everything that waits there and
+//! sends it as one set-based call. There is no timer: one caller alone finds a connection idle and makes its call
+//! itself, and batches form by themselves while the connections are busy.
 
 mod asks;
 mod calls;
 mod keep;
 mod lane;
 mod orphans;
+mod rows;
 mod tasks;
+mod turn;
 mod waits;
 
 use std::sync::Arc;
@@ -122,7 +124,9 @@ impl Drop for Handle {
 struct Core {
     asks: Arc<Lane<Ask>>,
     tasks: Arc<Lane<Task>>,
-    manager: Arc<Manager>,
+    /// Where calls go on whose callers have left.
+    runtime: tokio::runtime::Handle,
+    manager: Manager,
     /// For single calls, which may wait for a row: completions never queue behind one.
     side: Pool,
     orphans: Orphans,
@@ -155,7 +159,7 @@ impl Batcher {
             return Err(Error::Invalid("claim_deadline and deadline are at most a day".into()));
         }
         let (config, tls, pgbouncer) = settings.resolve()?;
-        let manager = Arc::new(Manager { config, tls: Connector(tls), pgbouncer });
+        let manager = Manager { config, tls: Connector(tls), pgbouncer };
         let side = side_pool(&settings)?;
         let connection = side.get().await.map_err(|error| match error {
             PoolError::Backend(error) => Error::Database(error),
@@ -164,8 +168,9 @@ impl Batcher {
         migrate::check(&connection.client).await?;
         drop(connection);
         let core = Arc::new(Core {
-            asks: Arc::new(Lane::new(batch.queue_max)),
-            tasks: Arc::new(Lane::new(batch.queue_max)),
+            asks: Arc::new(Lane::new(batch.queue_max, batch.claim_connections.max(1))),
+            tasks: Arc::new(Lane::new(batch.queue_max, batch.complete_connections.max(1))),
+            runtime: tokio::runtime::Handle::current(),
             manager,
             orphans: Orphans::start(side.clone()),
             side,
@@ -176,11 +181,13 @@ impl Batcher {
             batch,
         });
         for _ in 0..core.batch.claim_connections.max(1) {
-            tokio::spawn(asks::work(Arc::clone(&core)));
+            tokio::spawn(turn::work::<Ask>(Arc::clone(&core)));
         }
         for _ in 0..core.batch.complete_connections.max(1) {
-            tokio::spawn(tasks::work(Arc::clone(&core)));
+            tokio::spawn(turn::work::<Task>(Arc::clone(&core)));
         }
+        tokio::spawn(turn::watch(Arc::clone(&core.asks)));
+        tokio::spawn(turn::watch(Arc::clone(&core.tasks)));
         if !settings.tally_every.is_zero() {
             flush_tallies(&core, settings.tally_every);
         }
@@ -213,13 +220,12 @@ impl Batcher {
         let core = &self.0.core;
         let (reply, answer) = oneshot::channel();
         let overloaded = || Error::Overloaded { retry_after: self.queue_wait().max(Duration::from_millis(100)) };
-        let ask = Ask::new(name.clone(), claim_id, reply);
-        if core.asks.push(ask).is_err() {
+        let Some(handed) = turn::hand_over(core, Ask::new(name.clone(), claim_id, reply), answer) else {
             return Err(overloaded());
-        }
-        match tokio::time::timeout(core.batch.claim_deadline, answer).await {
-            Ok(Ok(told)) => told.open(),
-            Ok(Err(_)) | Err(_) => Err(match core.asks.trouble() {
+        };
+        match handed.answer(core.batch.claim_deadline).await {
+            Some(told) => told.open(),
+            None => Err(match core.asks.trouble() {
                 Some(reason) => Error::Away { reason },
                 None => overloaded(),
             }),
@@ -237,15 +243,15 @@ impl Batcher {
         let core = &self.0.core;
         let (reply, recorded) = oneshot::channel();
         let completion = Completion::new(name.clone(), claim_id, answer, core.batch.deadline, reply);
-        if core.tasks.push(Task::Complete(Box::new(completion))).is_err() {
+        let Some(handed) = turn::hand_over(core, Task::Complete(Box::new(completion)), recorded) else {
             return Err(Error::InDoubt { reason: "too many completions wait; this one was not sent".into() });
-        }
+        };
         let in_doubt = || Error::InDoubt {
             reason: core.tasks.trouble().unwrap_or_else(|| "the database did not answer in time".into()),
         };
-        match tokio::time::timeout(core.batch.deadline, recorded).await {
-            Ok(Ok(recorded)) => recorded,
-            Ok(Err(_)) | Err(_) => Err(in_doubt()),
+        match handed.answer(core.batch.deadline).await {
+            Some(recorded) => recorded,
+            None => Err(in_doubt()),
         }
     }
 

@@ -14,7 +14,8 @@ use crate::{Error, observe};
 
 use super::calls::{self, Completed, Renewal, Trouble};
 use super::keep::Held;
-use super::lane::{Job, Line};
+use super::lane::{Job, Lane};
+use super::turn::Serve;
 use super::{Core, Recorded, get};
 
 /// What the completing connections do.
@@ -79,18 +80,13 @@ impl Job for Task {
     }
 }
 
-/// Serves the lane with one connection, until it is closed.
-pub(super) async fn work(core: Arc<Core>) {
-    let mut line = Line::new(Arc::clone(&core.manager), core.connect_timeout);
-    loop {
-        let Some(connection) = line.open(&core.tasks).await else { return };
-        let Some(batch) = core.tasks.take(core.batch.batch_max).await else { return };
-        if connection.client.is_closed() {
-            core.tasks.again(batch); // it broke while it was idle: nothing was sent
-            continue;
-        }
-        let answered = do_all(&core, connection, batch).await;
-        line.served(&core.tasks, answered);
+impl Serve for Task {
+    fn lane(core: &Core) -> &Arc<Lane<Self>> {
+        &core.tasks
+    }
+
+    fn serve(core: &Arc<Core>, connection: &Connection, batch: Vec<Self>) -> impl Future<Output = bool> + Send {
+        do_all(core, connection, batch)
     }
 }
 
@@ -188,7 +184,7 @@ fn pause(sent: u32) -> Duration {
 
 fn again(core: &Arc<Core>, completion: Completion) {
     let pause = pause(completion.sent);
-    core.tasks.again_after(vec![Task::Complete(Box::new(completion))], pause);
+    core.tasks.again_after(&core.runtime, vec![Task::Complete(Box::new(completion))], pause);
 }
 
 async fn settle(
@@ -248,7 +244,7 @@ fn answer(core: &Arc<Core>, completion: Completion, completed: Completed) {
         ("before", _) => Err(Error::FailedBefore { code: failure_code.unwrap_or_default(), message: failure_message }),
         ("busy", _) => return again(core, completion),
         ("lost", _) if completion.sent > 1 => {
-            tokio::spawn(ask_row(Arc::clone(core), completion));
+            core.runtime.spawn(ask_row(Arc::clone(core), completion));
             return;
         }
         ("lost", _) => Err(Error::LeaseLost),
