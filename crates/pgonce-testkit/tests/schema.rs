@@ -433,6 +433,7 @@ async fn each_role_may_do_its_own_and_no_more() {
         "succeed",
         "succeed_batch",
         "take",
+        "take_unsorted",
         "tally",
         "try_lock",
     ];
