@@ -8,7 +8,7 @@ DECLARE
         'count_uncertain',
         'admit', 'admit_batch', 'note_result', 'advance', 'baseline', 'define_consumer', 'receive', 'receive_batch',
         'inbox_take', 'inbox_finish', 'inbox_fail', 'inbox_wait', 'inbox_recover',
-        'define_queue', 'enqueue', 'enqueue_batch', 'take', 'finish', 'finish_batch', 'retry', 'retry_batch', 'bury', 'bury_batch',
+        'define_queue', 'enqueue', 'enqueue_batch', 'take', 'take_unsorted', 'finish', 'finish_batch', 'retry', 'retry_batch', 'bury', 'bury_batch',
         'give_back', 'heartbeat', 'heartbeat_batch', 'cancel_job', 'cancel_batch', 'look_job', 'count_jobs',
         'define_schedule', 'drop_schedule', 'due_schedules', 'fire_schedule', 'fault_schedule',
         'call', 'call_key', 'call_notice', 'define_provider',

@@ -435,6 +435,7 @@ async fn each_role_may_do_its_own_and_no_more() {
         "succeed_alone",
         "succeed_batch",
         "take",
+        "take_unsorted",
         "tally",
         "try_lock",
     ];

@@ -251,8 +251,8 @@ pub(crate) fn text(call: Call, as_columns: bool) -> &'static str {
              p_unique_window => $10::text::interval, p_tenant => $11)"
         }
         (Call::Take, _) => {
-            "SELECT id, claim_id, tenant, key, priority, payload, attempts, attempts_max, enqueued_at \
-             FROM once.take($1, $2, $3, $4::text::interval, $5)"
+            "SELECT id, claim_id, tenant, key, priority, payload, attempts, attempts_max, enqueued_at, place \
+             FROM once.take_unsorted($1, $2, $3, $4::text::interval, $5)"
         }
         (Call::FinishBatch, _) => "SELECT once.finish_batch($1, $2, $3)",
         (Call::RetryJob, _) => "SELECT once.retry($1, $2, $3, $4::text::interval)",

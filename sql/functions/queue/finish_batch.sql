@@ -11,6 +11,9 @@ BEGIN
     IF p_results IS NOT NULL OR EXISTS (SELECT FROM once.queue q WHERE q.keep IS NOT NULL) THEN
         PERFORM once.keep_jobs(p_job_ids, p_claim_ids, p_results);
     END IF;
+    IF v_count >= 100 AND p_claim_ids[1] = ALL (p_claim_ids) AND once.finish_plain(p_job_ids, p_claim_ids[1]) THEN
+        RETURN;
+    END IF;
     -- In the order of ids, as everybody locks them.
     WITH gone AS (
         DELETE FROM once.job j WHERE j.id = ANY (p_job_ids) AND j.claim_id = ANY (p_claim_ids)

@@ -32,6 +32,12 @@ pub async fn enqueue(client: &Client, more: &str) -> i64 {
     number(client, &format!("SELECT once.enqueue('q', '{{}}'{more})")).await
 }
 
+/// So many plain jobs.
+pub async fn enqueue_batch(client: &Client, jobs: i32) -> Vec<i64> {
+    let sql = "SELECT once.enqueue_batch('q', array_fill('{}'::jsonb, ARRAY[$1::int]))";
+    client.query_one(sql, &[&jobs]).await.unwrap().get(0)
+}
+
 /// A job of the key `key`.
 pub async fn keyed(client: &Client, key: &str) -> i64 {
     enqueue(client, &format!(", p_key => '{key}'")).await
@@ -57,6 +63,11 @@ pub async fn try_take(client: &Client, limit: i32) -> Result<Vec<Held>, String> 
 
 pub async fn take(client: &Client, limit: i32) -> Vec<Held> {
     try_take(client, limit).await.unwrap()
+}
+
+pub async fn finish_batch(client: &Client, held: &[Held]) -> Result<(), tokio_postgres::Error> {
+    let (ids, claims): (Vec<_>, Vec<_>) = held.iter().map(|one| (one.id, one.claim_id)).unzip();
+    client.execute("SELECT once.finish_batch($1, $2)", &[&ids, &claims]).await.map(|_| ())
 }
 
 pub fn ids(held: &[Held]) -> Vec<i64> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pgonce_testkit::TestDb;
 
-use crate::desk::{Held, define, enqueue, number, state, take, text};
+use crate::desk::{Held, code, define, enqueue, enqueue_batch, finish_batch, ids, number, state, take, text};
 
 /// Each word that must be fenced, as a call of the id and the claim id of one job.
 const WORDS: [(&str, &str); 7] = [
@@ -163,4 +163,82 @@ async fn a_heartbeat_does_not_wait_for_the_own_finish() {
     assert_eq!(text(&other, sql, &[&held.id, &held.claim_id]).await.unwrap(), "held");
     client.batch_execute("COMMIT").await.unwrap();
     assert_eq!(text(&other, sql, &[&held.id, &held.claim_id]).await.unwrap(), "lost");
+}
+
+/// Jobs of one take, in a batch large enough to be finished by one walk over their ids: the same fence.
+#[tokio::test]
+async fn a_large_batch_is_fenced_job_by_job() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let first = enqueue_batch(&client, 300).await[0];
+    let held = take(&client, 150).await;
+    let stale = held.clone();
+    held[7].finish(&client).await.unwrap();
+    let error = finish_batch(&client, &held).await.unwrap_err();
+    let detail = error.as_db_error().unwrap().detail().unwrap().to_owned();
+    assert!(detail.ends_with(&format!("Jobs: {}.", first + 7)), "{detail}");
+    let twice: Vec<Held> = held[8..].iter().chain(&held[8..10]).cloned().collect();
+    assert_eq!(code(&finish_batch(&client, &twice).await.unwrap_err()), "P4060");
+    assert_eq!(number(&client, "SELECT count(*) FROM once.jobs WHERE state = 'running'").await, 149, "all or nothing");
+
+    // What lies between and was not named stays, whosever it is.
+    let other = take(&client, 150).await;
+    other[149].say(&client, "retry", ", 'e', '0'").await.unwrap(); // it comes to the front
+    let some: Vec<Held> = held[8..].iter().filter(|one| one.id != first + 50).cloned().collect();
+    finish_batch(&client, &some).await.unwrap();
+    assert_eq!(
+        (state(&client, first + 50).await, state(&client, first + 299).await),
+        ("running".into(), "ready".into())
+    );
+    assert_eq!(number(&client, "SELECT count(*) FROM once.jobs").await, 8 + 149 + 1);
+
+    // Their leases are over, and others have them: the old claim id finishes none of them.
+    db.travel(Duration::from_secs(31)).await;
+    let again = take(&client, 200).await;
+    assert_eq!(again.len(), 158);
+    let stolen: Vec<Held> = again.iter().map(|one| Held { claim_id: stale[0].claim_id, ..one.clone() }).collect();
+    assert_eq!(code(&finish_batch(&client, &stolen).await.unwrap_err()), "P4060");
+    let one_stolen: Vec<Held> = again[..157].iter().chain(&stolen[157..]).cloned().collect();
+    assert_eq!(code(&finish_batch(&client, &one_stolen).await.unwrap_err()), "P4060");
+    finish_batch(&client, &again).await.unwrap();
+    assert_eq!(number(&client, "SELECT count(*) FROM once.jobs").await, 0);
+}
+
+/// Among many plain jobs one has a name: the next of its key goes on, or its unique key is free.
+#[tokio::test]
+async fn a_large_batch_lets_go_of_names() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for name in [", p_key => 'name'", ", p_unique_key => 'name'"] {
+        enqueue_batch(&client, 120).await;
+        let first = enqueue(&client, name).await;
+        let second = enqueue(&client, name).await;
+        let held = take(&client, 200).await;
+        assert_eq!((held.len(), held[120].id), (121, first), "{name}");
+        finish_batch(&client, &held).await.unwrap();
+        let next = if second == first { enqueue(&client, name).await } else { second };
+        assert_ne!(next, first);
+        let held = take(&client, 10).await;
+        assert_eq!(ids(&held), [next], "{name}");
+        finish_batch(&client, &held).await.unwrap();
+    }
+}
+
+/// Jobs of one take that lie far apart are found one by one, and not by a walk over what lies between.
+#[tokio::test]
+async fn a_finish_does_not_walk_over_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    for _ in 0..100 {
+        enqueue_batch(&client, 99).await;
+        enqueue(&client, ", p_priority => 1").await;
+    }
+    let held = take(&client, 100).await;
+    let walked = "SELECT pg_stat_get_xact_tuples_returned('once.job_pkey'::regclass)";
+    client.batch_execute("BEGIN").await.unwrap();
+    finish_batch(&client, &held).await.unwrap();
+    let walked = number(&client, walked).await;
+    client.batch_execute("COMMIT").await.unwrap();
+    assert!(walked < 1000, "{walked} index entries for a hundred jobs");
+    assert_eq!(number(&client, "SELECT count(*) FROM once.jobs").await, 9900);
 }

@@ -198,3 +198,21 @@ async fn enqueueing_waits_for_nobody() {
     keyed(&client, "k").await;
     finisher.batch_execute("COMMIT").await.unwrap();
 }
+
+/// Where the first ones wait for their turn, a take looks further, and counts nothing twice.
+#[tokio::test]
+async fn a_take_is_filled_from_behind_those_that_wait() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let first = keyed(&client, "k").await;
+    for _ in 0..9 {
+        keyed(&client, "k").await;
+    }
+    let mut plain = Vec::new();
+    for _ in 0..20 {
+        plain.push(enqueue(&client, "").await);
+    }
+    let mut taken = ids(&take(&client, 10).await);
+    assert_eq!(taken.remove(0), first);
+    assert_eq!(taken, plain[..9]);
+}

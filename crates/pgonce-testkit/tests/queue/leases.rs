@@ -6,7 +6,7 @@ use pgonce_testkit::TestDb;
 
 use tokio_postgres::Client;
 
-use crate::desk::{Held, define, enqueue, ids, keyed, number, state, take};
+use crate::desk::{Held, define, enqueue, enqueue_batch, finish_batch, ids, keyed, number, state, take};
 
 /// As many as stay in their line when they are taken together.
 const MANY: i32 = 100;
@@ -17,13 +17,11 @@ const fn at(seconds: u64) -> Duration {
 }
 
 async fn enqueue_many(client: &Client) -> Vec<i64> {
-    let sql = "SELECT once.enqueue_batch('q', array_fill('{}'::jsonb, ARRAY[$1::int]))";
-    client.query_one(sql, &[&MANY]).await.unwrap().get(0)
+    enqueue_batch(client, MANY).await
 }
 
 async fn finish_all(client: &Client, held: &[Held]) {
-    let (ids, claims): (Vec<_>, Vec<_>) = held.iter().map(|one| (one.id, one.claim_id)).unzip();
-    client.execute("SELECT once.finish_batch($1, $2)", &[&ids, &claims]).await.unwrap();
+    finish_batch(client, held).await.unwrap();
 }
 
 /// The row's new version is on its page, and no index is written; where somebody has to count, one is.

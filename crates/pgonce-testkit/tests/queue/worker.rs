@@ -1,7 +1,7 @@
 //! The Rust worker: groups, failures, cancellation, drain.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pgonce::{Error, Event, Failure, JobTx, NewJob, Once, Unique, Worker};
@@ -166,7 +166,7 @@ async fn a_kept_transaction_is_not_committed() {
     let db = TestDb::new().await;
     let once = db.once().await;
     let id = enqueue(&once, 1).await[0];
-    let kept = std::sync::Mutex::new(Vec::new());
+    let kept = Mutex::new(Vec::new());
     let work = async |tx: JobTx, _: Arc<pgonce::Job>| {
         effect(&tx, "job").await?;
         kept.lock().unwrap().push(tx);
@@ -344,6 +344,44 @@ async fn outside_of_transactions() {
     assert_eq!(calls.into_inner(), 200);
     let states = (state(&client, ids[5]).await, state(&client, ids[6]).await, state(&client, ids[7]).await);
     assert_eq!(states, ("buried".into(), "delayed".into(), "succeeded".into()));
+    assert_eq!(number(&client, "SELECT count(*) FROM once.jobs").await, 1);
+}
+
+/// However many are taken at once, and wherever their rows lie: the more urgent ones first, and then the older ones.
+#[tokio::test]
+async fn jobs_are_begun_in_their_order() {
+    let db = TestDb::new().await;
+    let (once, client) = (db.once().await, db.client().await);
+    let jobs: Vec<NewJob> = (0..300).map(|job| NewJob::new(&job).priority(job / 100)).collect();
+    let ids = once.queue("q").enqueue_batch(&jobs).await.unwrap();
+    client.execute("UPDATE once.job SET position = -position WHERE priority = 1", &[]).await.unwrap();
+    let begun = Mutex::new(Vec::new());
+    let work = async |job: Arc<pgonce::Job>| {
+        begun.lock().unwrap().push(job.id);
+        Ok(None)
+    };
+    worker(&once).at_once(1).run_outside(never(), true, work).await;
+    let expected = ids[200..].iter().chain(ids[100..200].iter().rev()).chain(&ids[..100]);
+    assert_eq!(begun.into_inner().unwrap(), expected.copied().collect::<Vec<_>>());
+}
+
+/// One job was lost meanwhile: all others that were taken with it are finished.
+#[tokio::test]
+async fn a_lost_job_does_not_cost_others_their_finish() {
+    let db = TestDb::new().await;
+    let (once, client) = (db.once().await, db.client().await);
+    let ids = enqueue(&once, 600).await;
+    let lose = "UPDATE once.job SET claim_id = gen_random_uuid() WHERE id = $1 AND claim_id IS NOT NULL";
+    let done = AtomicUsize::new(0);
+    let work = async |job: Arc<pgonce::Job>| {
+        if job.id == ids[500] {
+            assert_eq!(client.execute(lose, &[&job.id]).await.unwrap(), 1);
+        }
+        done.fetch_add(1, Ordering::Relaxed);
+        Ok(None)
+    };
+    worker(&once).at_once(8).run_outside(never(), true, work).await;
+    assert_eq!((done.into_inner(), state(&client, ids[500]).await), (600, "running".into()));
     assert_eq!(number(&client, "SELECT count(*) FROM once.jobs").await, 1);
 }
 

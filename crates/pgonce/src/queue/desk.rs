@@ -1,10 +1,12 @@
 //! What a worker has in hand: jobs that were taken ahead, and those that are being done, whose leases are prolonged.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
@@ -16,33 +18,59 @@ use crate::{Error, Once};
 /// Whether a job is still this worker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    Held,
+    Held = 0,
     /// Somebody wants it to stop.
     Cancel,
     /// Another has it, or it has ended.
     Lost,
 }
 
+/// What the heartbeat says about a job to whoever works on it. Every job has one, and hardly any is ever told something: so
+/// it is no channel, whose end would be announced for each.
+#[derive(Debug, Default)]
+struct Word {
+    standing: AtomicU8,
+    said: Notify,
+}
+
+impl Word {
+    fn say(&self, standing: Standing) {
+        self.standing.store(standing as u8, Ordering::Release);
+        self.said.notify_waiters();
+    }
+
+    fn standing(&self) -> Standing {
+        match self.standing.load(Ordering::Acquire) {
+            said if said == Standing::Held as u8 => Standing::Held,
+            said if said == Standing::Cancel as u8 => Standing::Cancel,
+            _ => Standing::Lost,
+        }
+    }
+}
+
 /// A job and the word about its standing.
 #[derive(Debug, Clone)]
 pub(super) struct Ticket {
     pub(super) job: Arc<Job>,
-    standing: watch::Receiver<Standing>,
+    word: Arc<Word>,
 }
 
 impl Ticket {
     /// Whether the job is still this worker's, as far as it knows.
     pub(super) fn standing(&self) -> Standing {
-        *self.standing.borrow()
+        self.word.standing()
     }
 
     /// Resolves when the job is to be dropped.
-    pub(super) async fn dropped(&mut self) -> Standing {
-        // Read out at once: what the channel lends must not be held across an await, or no worker could be spawned.
-        let said = self.standing.wait_for(|standing| *standing != Standing::Held).await.map(|standing| *standing);
-        match said {
-            Ok(standing) => standing,
-            Err(_) => std::future::pending().await, // let go of: nobody will say anything more
+    pub(super) async fn dropped(&self) -> Standing {
+        loop {
+            let said = self.word.said.notified();
+            tokio::pin!(said);
+            said.as_mut().enable(); // before the look, so that nothing is missed in between
+            match self.standing() {
+                Standing::Held => said.await,
+                told => return told,
+            }
         }
     }
 }
@@ -51,7 +79,7 @@ impl Ticket {
 #[derive(Debug, Default)]
 pub(super) struct Desk {
     waiting: Mutex<Waiting>,
-    held: Mutex<HashMap<i64, (Uuid, watch::Sender<Standing>)>>,
+    held: Mutex<HashMap<i64, (Uuid, Arc<Word>)>>,
     arrived: Notify,
     taken: Notify,
 }
@@ -67,7 +95,7 @@ impl Desk {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<i64, (Uuid, watch::Sender<Standing>)>> {
+    fn held(&self) -> MutexGuard<'_, HashMap<i64, (Uuid, Arc<Word>)>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -75,9 +103,9 @@ impl Desk {
     pub(super) fn put(&self, jobs: Vec<Job>) {
         let (mut waiting, mut held) = (self.waiting(), self.held());
         for job in jobs {
-            let (sender, standing) = watch::channel(Standing::Held);
-            held.insert(job.id, (job.claim_id, sender));
-            waiting.jobs.push_back(Ticket { job: Arc::new(job), standing });
+            let word = Arc::<Word>::default();
+            held.insert(job.id, (job.claim_id, Arc::clone(&word)));
+            waiting.jobs.push_back(Ticket { job: Arc::new(job), word });
         }
         drop((waiting, held));
         self.arrived.notify_waiters();
@@ -85,6 +113,9 @@ impl Desk {
 
     /// The next one; `None` where no more are to be begun.
     pub(super) async fn next(&self) -> Option<Ticket> {
+        if let Some(ticket) = self.at_hand() {
+            return Some(ticket); // as nearly always where there is much to do: nobody has to be told of an arrival
+        }
         loop {
             let arrived = self.arrived.notified();
             tokio::pin!(arrived);
@@ -145,12 +176,14 @@ impl Desk {
     }
 
     /// After a job's end, whatever that was.
-    pub(super) fn let_go(&self, jobs: &[Arc<Job>]) {
+    pub(super) fn let_go<'a>(&self, jobs: impl IntoIterator<Item = &'a Arc<Job>>) {
         let mut held = self.held();
         for job in jobs {
             // Only this attempt: the job may be here again, under another claim.
-            if held.get(&job.id).is_some_and(|(claim, _)| *claim == job.claim_id) {
-                held.remove(&job.id);
+            if let Entry::Occupied(found) = held.entry(job.id)
+                && found.get().0 == job.claim_id
+            {
+                found.remove();
             }
         }
         drop(held);
@@ -186,8 +219,8 @@ impl Desk {
                     "lost" => Standing::Lost,
                     _ => continue,
                 };
-                if let Some((_, sender)) = held.get(&row.try_get::<_, i64>(0)?) {
-                    sender.send_replace(standing);
+                if let Some((_, word)) = held.get(&row.try_get::<_, i64>(0)?) {
+                    word.say(standing);
                 }
             }
         }

@@ -129,9 +129,9 @@ impl Worker<'_> {
         let started = Instant::now();
         let mut next = Some(first);
         let mut count = 0;
-        while let Some(mut ticket) = next.take() {
+        while let Some(ticket) = next.take() {
             count += 1;
-            let (connection, ran) = self.run_one(group.connection, &mut ticket, group.mark, handler).await;
+            let (connection, ran) = self.run_one(group.connection, &ticket, group.mark, handler).await;
             match (connection, ran) {
                 (Some(connection), Ran::Done(result)) => {
                     group.connection = connection;
@@ -170,13 +170,7 @@ impl Worker<'_> {
     }
 
     /// One handler, in the open transaction, behind a savepoint where it is not alone there.
-    async fn run_one<F, R>(
-        &self,
-        connection: Pooled,
-        ticket: &mut Ticket,
-        mark: Mark,
-        handler: &F,
-    ) -> (Option<Pooled>, Ran)
+    async fn run_one<F, R>(&self, connection: Pooled, ticket: &Ticket, mark: Mark, handler: &F) -> (Option<Pooled>, Ran)
     where
         F: Fn(JobTx, Arc<Job>) -> R,
         R: Future<Output = Result<(), Failure>>,
@@ -267,7 +261,7 @@ impl Worker<'_> {
                 }
             }
         }
-        desk.let_go(&tickets.into_iter().map(|ticket| ticket.job).collect::<Vec<_>>());
+        desk.let_go(tickets.iter().map(|ticket| &ticket.job));
         Vec::new()
     }
 

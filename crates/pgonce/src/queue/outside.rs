@@ -16,6 +16,9 @@ use crate::{Error, observe};
 /// Jobs that are finished by one call.
 const BATCH_MAX: usize = 1000;
 
+/// So many jobs of one take are finished by a call of their own: `once.finish_batch` does that in one walk.
+const ONE_TAKE_MIN: usize = 100;
+
 type Done = (Arc<Job>, Option<serde_json::Value>);
 
 impl Worker<'_> {
@@ -36,7 +39,7 @@ impl Worker<'_> {
         F: Fn(Arc<Job>) -> R,
         R: Future<Output = Result<Option<serde_json::Value>, Failure>>,
     {
-        while let Some(mut ticket) = desk.next().await {
+        while let Some(ticket) = desk.next().await {
             let job = Arc::clone(&ticket.job);
             let ran = match ticket.standing() {
                 Standing::Held => tokio::select! {
@@ -65,13 +68,25 @@ impl Worker<'_> {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while receiver.recv_many(&mut batch, BATCH_MAX).await > 0 {
             // While one is on its way, the next gathers.
-            self.finish_some(&batch).await;
-            desk.let_go(&batch.drain(..).map(|(job, _)| job).collect::<Vec<_>>());
+            batch.sort_unstable_by_key(|(job, _)| (job.claim_id, job.id));
+            let takes = batch.chunk_by(|(one, _), (next, _)| one.claim_id == next.claim_id);
+            let (large, small): (Vec<_>, Vec<_>) = takes.partition(|take| take.len() >= ONE_TAKE_MIN);
+            for take in large {
+                self.finish_some(&take.iter().collect::<Vec<_>>()).await;
+            }
+            let mut others: Vec<&Done> = small.into_iter().flatten().collect();
+            others.sort_unstable_by_key(|(job, _)| job.id);
+            self.finish_some(&others).await;
+            desk.let_go(batch.iter().map(|(job, _)| job));
+            batch.clear();
         }
     }
 
-    /// All at once; where one is lost, each by itself.
-    async fn finish_some(&self, batch: &[Done]) {
+    /// All at once, in the order of ids; where one is lost, each by itself.
+    async fn finish_some(&self, batch: &[&Done]) {
+        if batch.is_empty() {
+            return;
+        }
         match self.finish(batch).await {
             Ok(()) => observe::worked(&self.queue.name, "finished", batch.len()),
             Err(error) if batch.len() == 1 => {
@@ -84,15 +99,13 @@ impl Worker<'_> {
             }
             Err(_) => {
                 for one in batch {
-                    Box::pin(self.finish_some(std::slice::from_ref(one))).await;
+                    Box::pin(self.finish_some(&[one])).await;
                 }
             }
         }
     }
 
-    async fn finish(&self, batch: &[Done]) -> Result<(), Error> {
-        let mut batch: Vec<&Done> = batch.iter().collect();
-        batch.sort_by_key(|(job, _)| job.id);
+    async fn finish(&self, batch: &[&Done]) -> Result<(), Error> {
         let (ids, claims): (Vec<i64>, Vec<Uuid>) = batch.iter().map(|(job, _)| (job.id, job.claim_id)).unzip();
         let results: Option<Vec<&Option<serde_json::Value>>> =
             batch.iter().any(|(_, result)| result.is_some()).then(|| batch.iter().map(|(_, result)| result).collect());

@@ -1,10 +1,12 @@
 //! The worker: takes ahead, has its lanes work, prolongs leases, and gives back what it did not begin.
 
+use std::cmp::Reverse;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
@@ -243,7 +245,10 @@ impl<'a> Worker<'a> {
             (&tenant, Type::TEXT),
         ];
         let rows = connection.rows(Call::Take, &parameters).await?;
-        Ok(rows.iter().map(Job::read).collect::<Result<_, _>>()?)
+        let read = |row: &Row| Ok::<(i64, Job), tokio_postgres::Error>((row.try_get(9)?, Job::read(row)?));
+        let mut jobs = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        jobs.sort_unstable_by_key(|(place, job)| (Reverse(job.priority), *place, job.id));
+        Ok(jobs.into_iter().map(|(_, job)| job).collect())
     }
 
     /// What was taken and not begun: ready for others at once, its attempt not counted.
