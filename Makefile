@@ -42,7 +42,7 @@ test-matrix: setup
 
 test-pgbouncer: setup
 	@scripts/setup.sh pgbouncer
-	PATH="$$PATH:/usr/sbin" PGONCE_TEST_PGBOUNCER=1 cargo test --locked -p pgonce-testkit -p pgonce-relay --all-features --test concurrency --test run --test contract --test batch --test inbox --test import --test queue --test call --test ledger --test relay
+	PATH="$$PATH:/usr/sbin" PGONCE_TEST_PGBOUNCER=1 cargo test --locked -p pgonce-testkit -p pgonce-relay --all-features --test concurrency --test run --test contract --test batch --test inbox --test import --test queue --test call --test ledger --test outbox --test relay
 
 bench: setup
 	@scripts/setup.sh nginx

@@ -18,9 +18,13 @@ pub async fn batcher(db: &TestDb) -> Batcher {
 }
 
 pub async fn batcher_with(db: &TestDb, change: impl FnOnce(&mut BatchSettings)) -> Batcher {
+    batcher_at(db.url(), change).await
+}
+
+pub async fn batcher_at(url: &str, change: impl FnOnce(&mut BatchSettings)) -> Batcher {
     let mut batch = BatchSettings::default();
     change(&mut batch);
-    let mut settings = Settings::from_url(db.url());
+    let mut settings = Settings::from_url(url);
     settings.claimed_by = Some("me".into());
     Batcher::connect(settings, batch).await.unwrap()
 }

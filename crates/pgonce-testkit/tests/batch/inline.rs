@@ -9,13 +9,17 @@ use pgonce_testkit::{TestDb, eventually, lock_waiters};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::batcher::{batcher_with, own, owned};
+use crate::batcher::{batcher_at, own, owned};
 use crate::faults::SLOW;
 use crate::rows::{answer, database, name, status_of};
 
 /// One connection each, which knows its statements: a call that is polled once is on its way.
 async fn warm(db: &TestDb) -> Batcher {
-    let batcher = batcher_with(db, |batch| (batch.claim_connections, batch.complete_connections) = (1, 1)).await;
+    warm_at(db.url()).await
+}
+
+async fn warm_at(url: &str) -> Batcher {
+    let batcher = batcher_at(url, |batch| (batch.claim_connections, batch.complete_connections) = (1, 1)).await;
     let one = name("s", "warm");
     let id = own(&batcher, &one).await;
     batcher.succeed(&one, id, answer("warm")).await.unwrap();
@@ -27,6 +31,7 @@ async fn poll_once<F: Future>(future: &mut Pin<Box<F>>) {
     assert!(polled, "it cannot have its answer yet");
 }
 
+/// How many connections the batcher has, where it was made by [`TestDb::direct_url`]: a pooler's are its own.
 async fn connections(client: &Client) -> i64 {
     let sql =
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'pgonce'";
@@ -85,7 +90,7 @@ async fn a_completion_goes_on_without_its_caller_and_its_connection() {
 async fn a_claim_whose_caller_left_keeps_its_connection_until_it_is_given_back() {
     let (db, client) = database().await;
     let watcher = db.client().await;
-    let batcher = warm(&db).await;
+    let batcher = warm_at(db.direct_url()).await;
     client.batch_execute(SLOW).await.unwrap();
     let before = connections(&watcher).await;
     for turn in 0..3 {
@@ -183,7 +188,7 @@ fn a_call_does_not_depend_on_its_callers_runtime() {
 async fn a_completion_that_pauses_outlives_the_batcher() {
     let (db, client) = database().await;
     let watcher = db.client().await;
-    let batcher = warm(&db).await;
+    let batcher = warm_at(db.direct_url()).await;
     let one = name("s", "k");
     let id = own(&batcher, &one).await;
     let before = connections(&watcher).await;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pgonce::{Error, Event, Once, Outcome};
+use pgonce::{Error, Event, Once, Outcome, Settings};
 use pgonce_testkit::TestDb;
 use serde_json::json;
 use tokio_postgres::Client;
@@ -11,9 +11,12 @@ use crate::{number, text};
 
 const EFFECT: &str = "INSERT INTO public.effect (tenant, scope, key, claim_id) VALUES ('', 's', $1::text, $2::uuid)";
 
+/// Not through a pooler: behind one, messages wait for their answers.
 async fn start(direct: bool) -> (TestDb, Once, Client) {
-    let db = TestDb::new().await.through(direct);
-    let (once, client) = (db.once().await, db.client().await);
+    let db = TestDb::new().await;
+    let mut settings = Settings::from_url(db.direct_url());
+    settings.direct = Some(direct);
+    let (once, client) = (Once::with_settings(settings).await.unwrap(), db.client().await);
     (db, once, client)
 }
 
