@@ -115,7 +115,8 @@ impl Tx {
     /// error. Large ones, and all behind a transaction pooler, wait.
     ///
     /// # Errors
-    /// P4040 where the message cannot be emitted, P4041 where the intent emitted another one of the type.
+    /// P4040 where the message cannot be emitted, P4041 where the intent emitted another one of the type: here for messages
+    /// that wait, by the run for the others.
     pub async fn emit(&self, event: Event) -> Result<Uuid, crate::Error> {
         let Inner { connection, name, direct, posted, .. } = &*self.0;
         self.0.emitted.store(true, Ordering::Relaxed);
