@@ -30,6 +30,7 @@ pub struct FaultProxy {
     port: u16,
     armed: Arc<AtomicU8>,
     fired: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
 }
 
 impl FaultProxy {
@@ -38,11 +39,12 @@ impl FaultProxy {
         let config: tokio_postgres::Config = url.parse().unwrap();
         let upstream = config.get_ports()[0];
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let proxy = Self { port: listener.local_addr().unwrap().port(), armed: Arc::default(), fired: Arc::default() };
-        let (armed, fired) = (Arc::clone(&proxy.armed), Arc::clone(&proxy.fired));
+        let port = listener.local_addr().unwrap().port();
+        let proxy = Self { port, armed: Arc::default(), fired: Arc::default(), requests: Arc::default() };
+        let counted = (Arc::clone(&proxy.armed), Arc::clone(&proxy.fired), Arc::clone(&proxy.requests));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (armed, fired) = (Arc::clone(&armed), Arc::clone(&fired));
+                let (armed, fired, requests) = counted.clone();
                 tokio::spawn(async move {
                     let Ok(server) = TcpStream::connect(("127.0.0.1", upstream)).await else { return };
                     let (client_read, client_write) = client.into_split();
@@ -50,7 +52,7 @@ impl FaultProxy {
                     // Either side's end is the end of both: the halves are dropped with the select.
                     let cut = Notify::new();
                     tokio::select! {
-                        () = to_server(client_read, server_write, &armed, &fired, &cut) => {}
+                        () = to_server(client_read, server_write, (&armed, &fired, &requests), &cut) => {}
                         () = to_client(server_read, client_write, &cut) => {}
                     }
                 });
@@ -78,14 +80,19 @@ impl FaultProxy {
     pub fn fired(&self) -> usize {
         self.fired.load(Ordering::SeqCst)
     }
+
+    /// How many requests the server has been sent that it answers by a packet of its own: queries and Syncs.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
 }
 
 /// Forwards message by message, so that COMMIT is found wherever it stands in a chunk.
 async fn to_server(
     mut client: OwnedReadHalf,
     mut server: OwnedWriteHalf,
-    armed: &AtomicU8,
-    fired: &AtomicUsize,
+    (armed, fired, requests): (&AtomicU8, &AtomicUsize, &AtomicUsize),
     answers: &Notify,
 ) {
     // The startup packet has no type byte.
@@ -97,7 +104,7 @@ async fn to_server(
     if server.write_all(&startup).await.is_err() {
         return;
     }
-    let mut executes = false;
+    let (mut executes, mut commits) = (false, false);
     loop {
         let Ok(kind) = client.read_u8().await else { return };
         let Ok(length) = client.read_u32().await else { return };
@@ -105,14 +112,21 @@ async fn to_server(
         if client.read_exact(&mut body).await.is_err() {
             return;
         }
+        requests.fetch_add(usize::from(matches!(kind, b'Q' | b'S')), Ordering::SeqCst);
         let commit = kind == b'Q' && body == b"COMMIT\0";
+        // The crate joins COMMIT with what comes before it: then it is a statement of its own, whole at the Sync.
+        let bound = kind == b'B' && body.starts_with(b"\0pgonce COMMIT\0");
+        commits |= bound;
         executes |= kind == b'E';
         // A statement is whole at its Sync; one that was only prepared does not count.
         let statement = kind == b'S' && std::mem::take(&mut executes);
-        let meant: &[Cut] = match (commit, statement) {
-            (true, _) => &[Cut::BeforeCommit, Cut::AnswerOfCommit],
-            (_, true) => &[Cut::BeforeStatement, Cut::AnswerOfStatement],
-            _ => &[],
+        let committed = statement && std::mem::take(&mut commits);
+        let meant: &[Cut] = match () {
+            () if commit => &[Cut::BeforeCommit, Cut::AnswerOfCommit],
+            () if bound => &[Cut::BeforeCommit],
+            () if committed => &[Cut::AnswerOfCommit],
+            () if statement => &[Cut::BeforeStatement, Cut::AnswerOfStatement],
+            () => &[],
         };
         let cut = meant
             .iter()

@@ -33,6 +33,7 @@ mod claim;
 mod direct;
 mod error;
 mod fingerprint;
+mod flight;
 pub mod import;
 mod inbox;
 mod intent;

@@ -11,6 +11,7 @@ use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tracing::Instrument as _;
 
+use crate::flight;
 use crate::sql::{self, Call};
 
 pub(crate) type Pool = managed::Pool<Manager>;
@@ -54,7 +55,8 @@ impl managed::Manager for Manager {
     type Error = tokio_postgres::Error;
 
     async fn create(&self) -> Result<Connection, tokio_postgres::Error> {
-        let (client, mut connection) = self.config.connect(self.tls.0.clone()).await?;
+        // A pooler may not know what is prepared.
+        let (client, mut connection) = flight::connect(&self.config, &self.tls.0, !self.pgbouncer).await?;
         let warned = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&warned);
         tokio::spawn(

@@ -10,5 +10,6 @@ mod decisions_direct;
 mod decisions_functions;
 #[path = "suite.rs"]
 mod direct;
+mod flights;
 #[path = "suite.rs"]
 mod functions;
