@@ -110,27 +110,24 @@ pub(crate) fn claim_parameters(name: &IntentName) -> [(&(dyn ToSql + Sync), Type
 
 /// What the straight claim found, as the function would have answered it; None: ask the function.
 pub(crate) fn read_claim(row: &Row) -> Result<Option<ClaimRow>, tokio_postgres::Error> {
-    if row.try_get::<_, Option<bool>>(0)? == Some(true) {
-        return Ok(Some(ClaimRow {
+    Ok(match row.try_get(0)? {
+        Some(true) => Some(ClaimRow {
             kind: Some("replay_success".to_owned()),
-            attempt_count: row.try_get(2)?,
-            response_code: row.try_get(3)?,
-            response_headers: row.try_get(4)?,
-            response_body: row.try_get(5)?,
-            result_type: row.try_get(6)?,
-            result_id: row.try_get(7)?,
+            response_code: row.try_get(1)?,
+            response_headers: row.try_get(2)?,
+            response_body: row.try_get(3)?,
+            result_type: row.try_get(4)?,
+            result_id: row.try_get(5)?,
             ..ClaimRow::default()
-        }));
-    }
-    if row.try_get::<_, Option<bool>>(1)? == Some(true) {
-        return Ok(Some(ClaimRow {
+        }),
+        Some(false) => Some(ClaimRow {
             kind: Some("new_claim".to_owned()),
             claim_id: Some(Uuid::new_v4()),
             attempt_count: Some(1),
             ..ClaimRow::default()
-        }));
-    }
-    Ok(None)
+        }),
+        None => None,
+    })
 }
 
 impl Policy {

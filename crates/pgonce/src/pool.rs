@@ -56,7 +56,9 @@ impl managed::Manager for Manager {
 
     async fn create(&self) -> Result<Connection, tokio_postgres::Error> {
         // A pooler may not know what is prepared.
-        let (client, mut connection) = flight::connect(&self.config, &self.tls.0, !self.pgbouncer).await?;
+        // On the heap, or the future of everything that asks the pool would have 12 KB of room for it.
+        let connected = Box::pin(flight::connect(&self.config, &self.tls.0, !self.pgbouncer)).await;
+        let (client, mut connection) = connected?;
         let warned = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&warned);
         tokio::spawn(

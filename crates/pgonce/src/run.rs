@@ -72,7 +72,7 @@ impl Intent<'_> {
             // The refused writes are gone with their transaction; the answer gets one of its own. A rival may
             // come between: then its outcome is the intent's.
             let store = |_: Tx| std::future::ready(Ok(Decision::Done(answer.clone(), ())));
-            match self.until_decided(&store, Step::Start, &mut budget).await? {
+            match Box::pin(self.until_decided(&store, Step::Start, &mut budget)).await? {
                 End::Answered(Answered::Replayed(answer)) => Ok(Answered::Replayed(answer)),
                 _ => Ok(Answered::Executed(value)),
             }
@@ -104,7 +104,7 @@ impl Intent<'_> {
                         _ => None,
                     };
                     if !budget.pause(after).await {
-                        return Err(self.give_up(reason).await);
+                        return Err(Box::pin(self.give_up(reason)).await);
                     }
                 }
             }
@@ -159,8 +159,8 @@ impl Intent<'_> {
                 return match (tx.rollback().await, refused) {
                     (Undone::Kept, _) => Err(Error::Kept),
                     (_, Some(error)) if is_repeated(&error) => Ok(repeated(budget)),
-                    (_, Some(error)) => self.failed(error.into()).await,
-                    (_, None) => self.failed(failure).await,
+                    (_, Some(error)) => Box::pin(self.failed(error.into())).await,
+                    (_, None) => Box::pin(self.failed(failure)).await,
                 };
             }
         };
@@ -168,7 +168,7 @@ impl Intent<'_> {
         let ended = match tx.commit(answer).await {
             Ok(ended) => ended,
             Err(error) if is_repeated(&error) => return Ok(repeated(budget)),
-            Err(error) => return self.failed(error.into()).await,
+            Err(error) => return Box::pin(self.failed(error.into())).await,
         };
         if emitted && matches!(ended, Ended::Committed | Ended::InDoubt(_)) {
             Waker::wake(&self.once().shared);
@@ -181,7 +181,7 @@ impl Intent<'_> {
                 message: "another transaction settled this intent first".into(),
             })),
             Ended::Kept => Err(Error::Kept),
-            Ended::InDoubt(reason) => match self.resolve(claim_id, budget, reason).await? {
+            Ended::InDoubt(reason) => match Box::pin(self.resolve(claim_id, budget, reason)).await? {
                 true => Ok(self.executed(value)),
                 false => Ok(Step::Again(Error::InDoubt { reason: "resolved: it was not committed".into() })),
             },

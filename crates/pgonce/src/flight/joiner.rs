@@ -132,7 +132,8 @@ impl Joiner {
     pub(super) fn answer(&mut self, incoming: &mut BytesMut, answers: &mut BytesMut, out: &mut BytesMut) {
         if self.awaited > 0 {
             let (bytes, ended) = self.scan.ended(incoming, self.awaited);
-            answers.extend_from_slice(&incoming.split_to(bytes));
+            answers.extend_from_slice(&incoming[..bytes]);
+            incoming.advance(bytes);
             self.awaited -= ended;
             if self.awaited > 0 {
                 return;
@@ -140,22 +141,22 @@ impl Joiner {
         }
         while let Some(flight) = &mut self.flight {
             let Some(length) = length_of(incoming) else { return };
-            let message = incoming.split_to(length);
+            let message = &incoming[..length];
             let kind = message[0];
             let ours = matches!((flight.kind, flight.at), (Kind::Begin, At::First) | (Kind::Commit, At::Second));
             match (flight.at, kind) {
                 _ if ours && matches!(kind, b'1' | b'2') => {} // the driver did not prepare or bind it
                 (At::First, b'C' | b'I') => {
-                    answers.extend_from_slice(&message);
+                    answers.extend_from_slice(message);
                     put(answers, b'Z', &[b"T"]);
                     flight.at = At::Second;
                 }
                 (At::First, b'E') => {
                     flight.at = At::Skipping;
                     if flight.kind == Kind::Begin {
-                        flight.kept = message;
+                        flight.kept = message.into();
                     } else {
-                        answers.extend_from_slice(&message);
+                        answers.extend_from_slice(message);
                     }
                 }
                 (At::Skipping, b'Z') => {
@@ -164,18 +165,19 @@ impl Joiner {
                         self.off = true;
                         self.awaited = 2;
                     } else {
-                        answers.extend_from_slice(&message);
+                        answers.extend_from_slice(message);
                         self.awaited = 1;
                     }
                     out.extend_from_slice(&flight.held);
                     self.flight = None;
                 }
                 (_, b'Z') => {
-                    answers.extend_from_slice(&message);
+                    answers.extend_from_slice(message);
                     self.flight = None;
                 }
-                _ => answers.extend_from_slice(&message),
+                _ => answers.extend_from_slice(message),
             }
+            incoming.advance(length);
         }
     }
 

@@ -10,13 +10,13 @@ mod connect;
 mod joiner;
 
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, TlsStream};
 
 pub(crate) use connect::connect;
@@ -129,14 +129,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Flight<S> {
                 this.joiner.pass(buffer.filled().get(before..).unwrap_or_default());
                 return Poll::Ready(Ok(()));
             }
-            let mut space = [0; READ_BYTES];
-            let mut read = ReadBuf::new(&mut space);
-            ready!(Pin::new(&mut this.inner).poll_read(context, &mut read))?;
-            if read.filled().is_empty() {
+            this.incoming.reserve(READ_BYTES);
+            if ready!(pin!(this.inner.read_buf(&mut this.incoming)).poll(context))? == 0 {
                 this.joiner.end(&mut this.answers);
                 break; // the server is gone: nothing, or what was kept back, and then nothing
             }
-            this.incoming.extend_from_slice(read.filled());
             this.joiner.answer(&mut this.incoming, &mut this.answers, &mut this.outgoing);
             if this.joiner.is_under_way() {
                 continue;
