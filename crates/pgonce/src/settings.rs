@@ -95,7 +95,7 @@ impl Settings {
     }
 }
 
-/// The parameters that tokio-postgres does not know, taken out of the URL.
+/// The parameters that tokio-postgres does not know, taken out of the URL or the key-value string.
 struct Extras {
     plain: String,
     verify: bool,
@@ -106,19 +106,86 @@ struct Extras {
 impl Extras {
     fn split(url: &str) -> Result<Self, Error> {
         let mut extras = Self { plain: url.to_owned(), verify: false, root_file: None, pgbouncer: false };
-        let Some((base, query)) = url.split_once('?') else { return Ok(extras) };
         let mut kept = Vec::new();
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            for pair in pairs(url) {
+                if !extras.take(pair, |written| Ok(unquoted(written)))? {
+                    kept.push(pair);
+                }
+            }
+            extras.plain = kept.join(" ");
+            return Ok(extras);
+        }
+        let Some((base, query)) = url.split_once('?') else { return Ok(extras) };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=').unwrap_or((pair, "")) {
-                ("sslmode", "verify-ca" | "verify-full") => extras.verify = true,
-                ("sslrootcert", file) => extras.root_file = Some(percent_decoded(file)?),
-                ("pgbouncer", value) => extras.pgbouncer = value == "true",
-                _ => kept.push(pair),
+            if !extras.take(pair, percent_decoded)? {
+                kept.push(pair);
             }
         }
         extras.plain = if kept.is_empty() { base.to_owned() } else { format!("{base}?{}", kept.join("&")) };
         Ok(extras)
     }
+
+    /// Takes a parameter, if it is one of them.
+    fn take(&mut self, pair: &str, read: impl Fn(&str) -> Result<String, Error>) -> Result<bool, Error> {
+        let (name, written) = pair.split_once('=').unwrap_or((pair, ""));
+        let name = name.trim_end();
+        if !matches!(name, "sslmode" | "sslrootcert" | "pgbouncer") {
+            return Ok(false);
+        }
+        match (name, read(written.trim_start())?) {
+            ("sslmode", mode) if mode == "verify-ca" || mode == "verify-full" => self.verify = true,
+            ("sslmode", _) => return Ok(false),
+            ("sslrootcert", file) => self.root_file = Some(file),
+            (_, value) => self.pgbouncer = value == "true",
+        }
+        Ok(true)
+    }
+}
+
+/// The parameters of a key-value string, each as it is written: `name = value`, or `name='a value'` with `\` before what is
+/// meant as it is. What is not of that form comes out as it is, for the driver to refuse.
+fn pairs(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text.trim_start();
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let value = rest.find('=').map_or(rest.len(), |at| {
+            let after = &rest[at + 1..];
+            at + 1 + after.len() - after.trim_start().len()
+        });
+        let (mut quoted, mut escaped) = (false, false);
+        let end = rest[value..].find(|character: char| {
+            if escaped {
+                escaped = false;
+                return false;
+            }
+            match character {
+                '\\' => escaped = true,
+                '\'' => quoted = !quoted,
+                other => return other.is_whitespace() && !quoted,
+            }
+            false
+        });
+        let (pair, after) = rest.split_at(end.map_or(rest.len(), |end| value + end));
+        rest = after.trim_start();
+        Some(pair)
+    })
+}
+
+/// A value of a key-value string, as it is meant.
+fn unquoted(written: &str) -> String {
+    let mut meant = String::with_capacity(written.len());
+    let mut characters = written.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => meant.extend(characters.next()),
+            '\'' => {}
+            other => meant.push(other),
+        }
+    }
+    meant
 }
 
 fn percent_decoded(text: &str) -> Result<String, Error> {
@@ -149,6 +216,21 @@ mod tests {
         assert_eq!(extras.plain, "postgres://h/db?application_name=x");
         assert!(extras.verify && extras.pgbouncer);
         assert_eq!(extras.root_file.as_deref(), Some("/ca.pem"));
+    }
+
+    #[test]
+    fn key_value_strings_are_read_as_well() {
+        let extras = Extras::split(
+            r"host=/run/a\ b  sslmode = verify-ca password='it''s = \' x' sslrootcert='/my ca.pem' pgbouncer=true dbname=d",
+        );
+        let Ok(extras) = extras else { panic!("not parsed") };
+        assert_eq!(extras.plain, r"host=/run/a\ b password='it''s = \' x' dbname=d");
+        assert!(extras.verify && extras.pgbouncer);
+        assert_eq!(extras.root_file.as_deref(), Some("/my ca.pem"));
+        for kept in ["", "host=h sslmode=prefer", "host", "host= 'open"] {
+            let Ok(extras) = Extras::split(kept) else { panic!("{kept} not parsed") };
+            assert_eq!((extras.plain.as_str(), extras.verify, extras.pgbouncer), (kept, false, false));
+        }
     }
 
     #[test]
