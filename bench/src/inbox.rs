@@ -82,7 +82,7 @@ impl Feed {
     }
 
     fn id(&self) -> String {
-        if self.kind == 1 { self.keys.fresh() } else { uuid::Uuid::new_v4().to_string() }
+        if self.kind == 2 { uuid::Uuid::new_v4().to_string() } else { self.keys.fresh() }
     }
 
     async fn apply(&self) -> Result<()> {
@@ -96,14 +96,14 @@ impl Feed {
             };
             return Ok(());
         }
+        // A message comes with its id and its body, whoever looks at them.
         let accounts: Vec<i32> = (0..self.batch).map(account).collect();
-        if self.kind == 0 {
-            self.client.execute(&self.statement, &[&accounts]).await?;
-        } else {
-            let ids: Vec<String> = accounts.iter().map(|_| self.id()).collect();
-            let hashes = vec![[7_u8; 32].to_vec(); accounts.len()];
-            self.client.execute(&self.statement, &[&accounts, &ids, &hashes]).await?;
-        }
+        let ids: Vec<String> = accounts.iter().map(|_| self.id()).collect();
+        let hashes = vec![[7_u8; 32].to_vec(); accounts.len()];
+        match self.kind {
+            0 => self.client.execute(&self.statement, &[&accounts]).await?,
+            _ => self.client.execute(&self.statement, &[&accounts, &ids, &hashes]).await?,
+        };
         Ok(())
     }
 }
