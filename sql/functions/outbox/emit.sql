@@ -14,7 +14,7 @@ DECLARE
     v_id uuid := p_message_id;
     v_position bigint;
 BEGIN
-    IF p_payload IS NULL OR (octet_length(p_tenant) <= 255) IS NOT TRUE OR (octet_length(p_topic) BETWEEN 1 AND 255) IS NOT TRUE
+    IF (pg_column_size(p_payload) <= 16777216) IS NOT TRUE OR (octet_length(p_tenant) <= 255) IS NOT TRUE OR (octet_length(p_topic) BETWEEN 1 AND 255) IS NOT TRUE
        OR (octet_length(p_type) BETWEEN 1 AND 255) IS NOT TRUE OR (octet_length(p_ordering_key) BETWEEN 1 AND 255) IS FALSE
        OR p_headers IS NOT NULL OR p_aggregate_type IS NOT NULL OR p_aggregate_id IS NOT NULL THEN
         PERFORM once.check_emit(p_topic, p_type, p_payload, p_ordering_key, p_aggregate_type, p_aggregate_id, p_headers, p_tenant);
@@ -23,9 +23,9 @@ BEGIN
     IF v_id IS NULL AND p_key IS NULL THEN
         v_id := gen_random_uuid();
         INSERT INTO once.outbox (segment, position, xid, at, message_id, aggregate_version, tenant, topic, type, ordering_key,
-            aggregate_type, aggregate_id, headers, payload)
+            aggregate_type, aggregate_id, headers, payload, made_up)
         VALUES ((v_position >> 40) & 15, v_position, pg_current_xact_id(), once.clock(), v_id, p_aggregate_version,
-            p_tenant, p_topic, p_type, p_ordering_key, p_aggregate_type, p_aggregate_id, p_headers, p_payload);
+            p_tenant, p_topic, p_type, p_ordering_key, p_aggregate_type, p_aggregate_id, p_headers, p_payload, true);
         RETURN v_id;
     END IF;
     v_id := coalesce(v_id, once.message_id(p_tenant, p_scope, p_key, p_type, p_ordinal));

@@ -28,13 +28,14 @@ BEGIN
                                              ELSE coalesce(u.ordinal, 0) END::int AS ordinal
           FROM unnest(p_types, p_ordinals, p_message_ids) WITH ORDINALITY u (type, ordinal, id, place)) m;
     INSERT INTO once.outbox (segment, position, xid, at, message_id, aggregate_version, tenant, topic, type, ordering_key,
-        aggregate_type, aggregate_id, scope, key, headers, payload)
+        aggregate_type, aggregate_id, scope, key, headers, payload, made_up)
     SELECT (m.position >> 40) & 15, m.position, pg_current_xact_id(), once.clock(), m.id, m.version, p_tenant, m.topic, m.type,
-        m.ordering_key, m.aggregate_type, m.aggregate_id, CASE WHEN p_key IS NOT NULL THEN p_scope END, p_key, m.headers, m.payload
+        m.ordering_key, m.aggregate_type, m.aggregate_id, CASE WHEN p_key IS NOT NULL THEN p_scope END, p_key, m.headers, m.payload,
+        CASE WHEN p_key IS NULL AND m.given IS NULL THEN true END
     FROM (SELECT u.*, nextval('once.outbox_position') AS position
           FROM (SELECT n.* FROM unnest(v_ids, p_topics, p_types, p_payloads, p_ordering_keys, p_aggregate_types, p_aggregate_ids,
-                        p_aggregate_versions, p_headers) WITH ORDINALITY
-                    n (id, topic, type, payload, ordering_key, aggregate_type, aggregate_id, version, headers, place)
+                        p_aggregate_versions, p_headers, p_message_ids) WITH ORDINALITY
+                    n (id, topic, type, payload, ordering_key, aggregate_type, aggregate_id, version, headers, given, place)
                 ORDER BY n.place OFFSET 0) u OFFSET 0) m
     ORDER BY m.id
     ON CONFLICT DO NOTHING;

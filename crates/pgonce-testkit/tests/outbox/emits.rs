@@ -106,6 +106,7 @@ async fn what_cannot_be_emitted_is_refused_with_its_reason() {
         "'t', NULL, '{}'".into(),
         format!("'t', '{long}', '{{}}'"),
         "'t', 'x', NULL".into(),
+        "'t', 'x', to_jsonb(repeat('x', 16777216))".into(),
         "'t', 'x', '{}', repeat('k', 256)".into(),
         "'t', 'x', '{}', ''".into(),
         "'t', 'x', '{}', p_tenant => NULL".into(),
@@ -156,6 +157,35 @@ async fn headers_of_ones_own_are_taken() {
         r#"{"traceparent": "00-1", "tracestate": "a=b", "x-request": "1", "certificate": "c", "tenant": "t"}"#;
     client.batch_execute(&format!("SELECT once.emit('t', 'x', '{{}}', p_headers => '{headers}')")).await.unwrap();
     assert_eq!(number(&client, "SELECT count(*) FROM once.outbox").await, 1);
+}
+
+/// An id that was made up cannot be said again, so no index guards it; one that was given or derived is guarded.
+#[tokio::test]
+async fn only_ids_that_can_be_said_again_are_guarded() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let given = uuid::Uuid::from_u128(7);
+    let said = |payload: &str| format!("SELECT once.emit('t', 'said', '{payload}', p_message_id => '{given}')");
+    let sql = format!(
+        "{}; {0}; SELECT once.emit('t', 'derived', '1', p_scope => 's', p_key => 'k');
+         SELECT once.emit('t', 'made', '1'), once.emit('t', 'made', '1');
+         SELECT once.emit_batch('{{t,t}}', '{{made,said}}', '{{1,1}}', p_message_ids => ARRAY[NULL, gen_random_uuid()]);
+         SELECT once.emit_batch('{{t}}', '{{derived}}', '{{1}}', p_scope => 's', p_key => 'another')",
+        said("1")
+    );
+    client.batch_execute(&sql).await.unwrap();
+    let guards = "SELECT string_agg(concat_ws(' ', type, coalesce(made_up, false), n), ', ' ORDER BY type)
+        FROM (SELECT type, made_up, count(*) AS n FROM once.outbox GROUP BY type, made_up) g";
+    assert_eq!(text(&client, guards).await, "derived f 2, made t 3, said f 2");
+    assert_eq!(refused(&client, &said("2")).await, "P4041");
+    // What it is for: many of them leave the index as small as it was.
+    let entries = "SELECT sum(pg_relation_size(i.indexrelid))::bigint FROM pg_index i JOIN pg_inherits h ON h.inhrelid = i.indexrelid
+        WHERE h.inhparent = 'once.outbox_message'::regclass";
+    let before = number(&client, entries).await;
+    client.batch_execute("SELECT count(once.emit('t', 'made', '1')) FROM generate_series(1, 2000)").await.unwrap();
+    assert_eq!(number(&client, entries).await, before);
+    client.batch_execute("SELECT count(once.emit('t', 'x', '1', p_message_id => gen_random_uuid())) FROM generate_series(1, 2000)").await.unwrap();
+    assert!(number(&client, entries).await > before, "or this would not show it");
 }
 
 /// A batch says what its messages alone would say: the same ids, rows and refusals.
