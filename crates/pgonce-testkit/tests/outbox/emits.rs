@@ -184,7 +184,12 @@ async fn only_ids_that_can_be_said_again_are_guarded() {
     let before = number(&client, entries).await;
     client.batch_execute("SELECT count(once.emit('t', 'made', '1')) FROM generate_series(1, 2000)").await.unwrap();
     assert_eq!(number(&client, entries).await, before);
-    client.batch_execute("SELECT count(once.emit('t', 'x', '1', p_message_id => gen_random_uuid())) FROM generate_series(1, 2000)").await.unwrap();
+    client
+        .batch_execute(
+            "SELECT count(once.emit('t', 'x', '1', p_message_id => gen_random_uuid())) FROM generate_series(1, 2000)",
+        )
+        .await
+        .unwrap();
     assert!(number(&client, entries).await > before, "or this would not show it");
 }
 

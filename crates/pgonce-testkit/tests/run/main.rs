@@ -11,6 +11,6 @@ mod decisions_functions;
 #[path = "suite.rs"]
 mod direct;
 mod flights;
-mod tls;
 #[path = "suite.rs"]
 mod functions;
+mod tls;

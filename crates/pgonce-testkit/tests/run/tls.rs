@@ -128,7 +128,11 @@ async fn intents_are_what_they_are_without() {
         let names = "SELECT string_agg(name, ', ' ORDER BY name) FROM pg_prepared_statements WHERE name LIKE 'pgonce%'";
         Ok(tx.query_one(names, &[]).await?.get::<_, String>(0))
     });
-    assert_eq!(joined.await.unwrap(), Outcome::Executed("pgonce BEGIN, pgonce COMMIT".to_owned()), "as one request each");
+    assert_eq!(
+        joined.await.unwrap(),
+        Outcome::Executed("pgonce BEGIN, pgonce COMMIT".to_owned()),
+        "as one request each"
+    );
     // The session ends before the outcome.
     let ended = once.intent("s", "ended").run(async |tx| {
         tx.execute("INSERT INTO public.effect VALUES ('ended')", &[]).await?;
