@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::Arguments;
 use crate::measure::{Series, emit, rate, report};
-use crate::work::{self, Keys, Plain, Tutorial, client, once, protected, protected_emitting};
+use crate::work::{self, Keys, Plain, Tutorial, client, once, plain_pool, plain_pooled, protected, protected_emitting};
 
 /// The database to measure on, and the private cluster that holds it, if there is one.
 pub async fn database(arguments: &Arguments) -> Result<(String, Option<pgonce_cluster::Cluster>)> {
@@ -50,19 +50,33 @@ pub async fn write(arguments: &Arguments, url: &str) -> Result<()> {
     Ok(())
 }
 
+/// The unprotected write on connections of a pool, as pgonce has them.
+const POOLED: &str = "plain, through a pool";
 /// The outbox insert by [`pgonce::Tx::emit`], which costs no round trip of its own.
 const EMITTING: &str = "pgonce, its message by emit";
 
 async fn writes(arguments: &Arguments, url: &str, connections: usize, tutorial: bool) -> Result<Vec<Series>> {
-    let names: &[&str] = if tutorial { &["plain", "pgonce", EMITTING, "tutorial"] } else { &["plain", "pgonce"] };
+    let names: &[&str] =
+        if tutorial { &["plain", "pgonce", EMITTING, "tutorial", POOLED] } else { &["plain", "pgonce"] };
     let mut series: Vec<Series> =
         names.iter().map(|name| Series { name: (*name).to_owned(), rates: Vec::new() }).collect();
     let keys = Keys::new();
     let once = once(url, connections).await?;
+    let pool = plain_pool(url, connections)?;
     for _ in 0..arguments.rounds {
         for one in &mut series {
             let window = arguments.window();
             let got = match one.name.as_str() {
+                POOLED => {
+                    rate(connections, window, async |_| {
+                        let (pool, keys) = (pool.clone(), keys.clone());
+                        Ok(move || {
+                            let (pool, keys) = (pool.clone(), keys.clone());
+                            async move { plain_pooled(&pool, &keys.fresh()).await }
+                        })
+                    })
+                    .await?
+                }
                 "plain" => {
                     rate(connections, window, async |_| {
                         let (plain, keys) = (Arc::new(Plain::new(url).await?), keys.clone());

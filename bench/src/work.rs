@@ -3,8 +3,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use deadpool::Runtime;
+use deadpool::managed::{self, Metrics, QueueMode, RecycleError, RecycleResult, Timeouts};
 use pgonce::{Event, Once, Settings};
 use tokio_postgres::{Client, NoTls, Statement};
 
@@ -58,6 +61,7 @@ pub async fn once(url: &str, connections: usize) -> Result<Once> {
 }
 
 /// Unprotected: begin, insert, insert, commit.
+#[derive(Debug)]
 pub struct Plain {
     client: Client,
     business: Statement,
@@ -79,6 +83,43 @@ impl Plain {
         self.client.batch_execute("COMMIT").await?;
         Ok(())
     }
+}
+
+/// Unprotected, through a pool: how a service that is not a benchmark has its connections, pgonce's own among them.
+pub type PlainPool = managed::Pool<PlainConnections>;
+
+/// Makes the pool's connections.
+#[derive(Debug)]
+pub struct PlainConnections(String);
+
+impl managed::Manager for PlainConnections {
+    type Type = Plain;
+    type Error = anyhow::Error;
+
+    async fn create(&self) -> Result<Plain> {
+        Plain::new(&self.0).await
+    }
+
+    async fn recycle(&self, plain: &mut Plain, _: &Metrics) -> RecycleResult<anyhow::Error> {
+        if plain.client.is_closed() { Err(RecycleError::message("closed")) } else { Ok(()) }
+    }
+}
+
+/// A pool as pgonce's is.
+pub fn plain_pool(url: &str, connections: usize) -> Result<PlainPool> {
+    let limit = Some(Duration::from_secs(5));
+    let pool = managed::Pool::builder(PlainConnections(url.to_owned()))
+        .max_size(connections)
+        .queue_mode(QueueMode::Lifo)
+        .runtime(Runtime::Tokio1)
+        .timeouts(Timeouts { wait: limit, create: limit, recycle: limit });
+    Ok(pool.build()?)
+}
+
+/// The unprotected write on a connection of the pool.
+pub async fn plain_pooled(pool: &PlainPool, key: &str) -> Result<()> {
+    let plain = pool.get().await.map_err(|error| anyhow!("no connection: {error}"))?;
+    plain.write(key).await
 }
 
 /// Protected, through the crate, atomic mode.
