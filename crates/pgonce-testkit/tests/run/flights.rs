@@ -87,6 +87,25 @@ async fn a_refused_outcome_is_rolled_back_and_the_connection_stays() {
     }
 }
 
+/// The first COMMIT of a connection is prepared in its flight; where the outcome before it is refused, it is not.
+#[tokio::test]
+async fn a_connection_whose_first_outcome_was_refused_commits_the_next() {
+    let db = TestDb::new().await;
+    for direct in [false, true] {
+        let (_proxy, once) = counted(&db, direct).await;
+        let refused = once.intent("s", format!("refused {direct}")).run(async |tx| {
+            tx.made("thing", "x".repeat(2000)); // too long: the transaction is fine until the outcome
+            Ok(1)
+        });
+        assert!(matches!(refused.await, Err(Error::Database(error)) if error.code().unwrap().code() == "P4005"));
+        for turn in 0..3 {
+            let key = format!("next {direct} {turn}");
+            backend(&once, &key, "").await;
+            assert_eq!(db.effects(&key).await, 1);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_commit_that_fails_by_itself_is_a_failure() {
     let db = TestDb::new().await;

@@ -1,6 +1,9 @@
 //! Connecting with the stream between driver and socket. Whatever is not one plain host, and whatever fails, is the driver's.
 
 use std::io;
+use std::net::SocketAddr;
+#[cfg(unix)]
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +13,13 @@ use std::time::Duration;
 use futures_util::TryFutureExt as _;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 #[cfg(unix)]
 use tokio_postgres::config::SslMode;
-use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -47,44 +50,80 @@ pub(crate) async fn connect(
     tls: &MakeRustlsConnect,
     joined: bool,
 ) -> Result<(Client, Messages), Error> {
-    if joined && let Some((socket, name)) = open(config).await {
-        let (below, above) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
-        let encrypted = Arc::<AtomicBool>::default();
-        let Ok(connector) = MakeTlsConnect::<Flight<Socket>>::make_tls_connect(&mut tls.clone(), name);
-        let connector = Above { connector, encrypted: Arc::clone(&encrypted), armed: Arc::clone(&above) };
-        let (client, connection) = config.connect_raw(Flight::new(socket, Arc::clone(&below)), connector).await?;
-        // Only the stream that the driver itself talks to sees messages of the protocol.
-        let armed = if encrypted.load(Ordering::SeqCst) { above } else { below };
-        armed.store(true, Ordering::SeqCst);
-        return Ok((client, Box::new(connection)));
+    let mut refused = None;
+    if joined && let Some((places, name)) = places(config).await {
+        // One after the other until one takes us, as the driver does.
+        for place in places {
+            let Some(socket) = open(place, config).await else { continue };
+            match begin(config, tls, socket, name).await {
+                Ok(begun) => return Ok(begun),
+                Err(error) => refused = Some(error),
+            }
+        }
+    }
+    if let Some(error) = refused {
+        return Err(error);
     }
     let (client, connection) = config.connect(tls.clone()).await?;
     Ok((client, Box::new(connection)))
 }
 
-/// A socket to the one host that is named, and its name for TLS. None: several hosts, conditions on the session, or it
-/// cannot be reached so; the driver knows how, or what to say.
-async fn open(config: &Config) -> Option<(Socket, &str)> {
+/// Begins a session over a socket.
+async fn begin(
+    config: &Config,
+    tls: &MakeRustlsConnect,
+    socket: Socket,
+    name: &str,
+) -> Result<(Client, Messages), Error> {
+    let (below, above) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+    let encrypted = Arc::<AtomicBool>::default();
+    let Ok(connector) = MakeTlsConnect::<Flight<Socket>>::make_tls_connect(&mut tls.clone(), name);
+    let connector = Above { connector, encrypted: Arc::clone(&encrypted), armed: Arc::clone(&above) };
+    let (client, connection) = config.connect_raw(Flight::new(socket, Arc::clone(&below)), connector).await?;
+    // Only the stream that the driver itself talks to sees messages of the protocol.
+    let armed = if encrypted.load(Ordering::SeqCst) { above } else { below };
+    armed.store(true, Ordering::SeqCst);
+    Ok((client, Box::new(connection)))
+}
+
+/// Where a server may be.
+enum Place {
+    Tcp(SocketAddr),
+    #[cfg(unix)]
+    Unix(PathBuf),
+}
+
+/// Where the one host that is named may be, and its name for TLS. None: several hosts, conditions on the session, an order
+/// of chance, or a name that nobody knows; the driver knows how, or what to say.
+async fn places(config: &Config) -> Option<(Vec<Place>, &str)> {
     let ([host], [] | [_]) = (config.get_hosts(), config.get_ports()) else { return None };
-    if !config.get_hostaddrs().is_empty() || config.get_target_session_attrs() != TargetSessionAttrs::Any {
+    if !config.get_hostaddrs().is_empty()
+        || config.get_target_session_attrs() != TargetSessionAttrs::Any
+        || config.get_load_balance_hosts() != LoadBalanceHosts::Disable
+    {
         return None;
     }
     let port = config.get_ports().first().copied().unwrap_or(5432);
-    let limit = config.get_connect_timeout().copied().unwrap_or(Duration::MAX);
     match host {
-        Host::Tcp(name) => {
-            let stream = timeout(limit, TcpStream::connect((name.as_str(), port))).await.ok()?.ok()?;
-            configure(&stream, config).ok()?;
-            Some((Socket::Tcp(stream), name))
-        }
+        Host::Tcp(name) => Some((lookup_host((name.as_str(), port)).await.ok()?.map(Place::Tcp).collect(), name)),
         #[cfg(unix)]
         Host::Unix(_) if config.get_ssl_mode() == SslMode::Require => None,
         #[cfg(unix)]
-        Host::Unix(folder) => {
-            let path = folder.join(format!(".s.PGSQL.{port}"));
-            let stream = timeout(limit, UnixStream::connect(path)).await.ok()?.ok()?;
-            Some((Socket::Unix(stream), ""))
+        Host::Unix(folder) => Some((vec![Place::Unix(folder.join(format!(".s.PGSQL.{port}")))], "")),
+    }
+}
+
+/// A socket to it. None: it cannot be reached; if nothing else can, the driver says why.
+async fn open(place: Place, config: &Config) -> Option<Socket> {
+    let limit = config.get_connect_timeout().copied().unwrap_or(Duration::MAX);
+    match place {
+        Place::Tcp(address) => {
+            let stream = timeout(limit, TcpStream::connect(address)).await.ok()?.ok()?;
+            configure(&stream, config).ok()?;
+            Some(Socket::Tcp(stream))
         }
+        #[cfg(unix)]
+        Place::Unix(path) => Some(Socket::Unix(timeout(limit, UnixStream::connect(path)).await.ok()?.ok()?)),
     }
 }
 

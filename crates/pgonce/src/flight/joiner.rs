@@ -36,6 +36,8 @@ struct Joined {
     held: BytesMut,
     /// An error that the driver learns of only if the server says nothing more.
     kept: BytesMut,
+    /// A text that is prepared in it: known from when the server says so, because it may skip that, too.
+    preparing: Option<Vec<u8>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,17 +71,20 @@ impl Joiner {
         {
             let kinds = four.map(|message| message[0]);
             let [first, second, third, fourth] = four;
-            if kinds == *b"QBES" && is_begin(text(first)) && self.control(text(first), out) {
+            if kinds == *b"QBES"
+                && is_begin(text(first))
+                && let Some(preparing) = self.control(text(first), out)
+            {
                 out.extend_from_slice(&bytes[first.len()..]);
-                self.flight = Some(Joined::new(Kind::Begin, bytes));
+                self.flight = Some(Joined::new(Kind::Begin, bytes, preparing));
                 return true;
             }
             if kinds == *b"BESQ" && text(fourth) == b"COMMIT" {
                 out.extend_from_slice(first);
                 out.extend_from_slice(second);
-                if self.control(text(fourth), out) {
+                if let Some(preparing) = self.control(text(fourth), out) {
                     out.extend_from_slice(third);
-                    self.flight = Some(Joined::new(Kind::Commit, fourth));
+                    self.flight = Some(Joined::new(Kind::Commit, fourth, preparing));
                     return true;
                 }
                 out.clear();
@@ -89,20 +94,20 @@ impl Joiner {
         false
     }
 
-    /// Adds a statement that begins or ends a transaction, prepared where it is not. False: too many texts.
-    fn control(&mut self, text: &[u8], out: &mut BytesMut) -> bool {
+    /// Adds a statement that begins or ends a transaction, and says what of it is prepared with it: nothing, where it is
+    /// already. None: too many texts.
+    fn control(&self, text: &[u8], out: &mut BytesMut) -> Option<Option<Vec<u8>>> {
         let known = self.prepared.iter().any(|prepared| prepared == text);
         if !known && self.prepared.len() >= STATEMENTS_MAX {
-            return false;
+            return None;
         }
         let name = [b"pgonce ", text, b"\0"].concat();
         if !known {
             put(out, b'P', &[&name, text, b"\0\0\0"]);
-            self.prepared.push(text.to_vec());
         }
         put(out, b'B', &[b"\0", &name, &[0; 6]]); // no formats, no parameters, no results
         put(out, b'E', &[&[0; 5]]); // the unnamed portal, all rows
-        true
+        Some((!known).then(|| text.to_vec()))
     }
 
     /// Counts the answers to what passes as it is.
@@ -130,12 +135,13 @@ impl Joiner {
     /// Takes whole messages of a joined flight's answer out of `incoming`, and adds what the driver is told to `answers`, and
     /// what is to be sent to `out`. Stops at the flight's end.
     pub(super) fn answer(&mut self, incoming: &mut BytesMut, answers: &mut BytesMut, out: &mut BytesMut) {
-        if self.awaited > 0 {
+        // What belongs to earlier requests, or began before the flight: a notification, of which a part was read.
+        if self.awaited > 0 || self.scan.is_inside() {
             let (bytes, ended) = self.scan.ended(incoming, self.awaited);
             answers.extend_from_slice(&incoming[..bytes]);
             incoming.advance(bytes);
-            self.awaited -= ended;
-            if self.awaited > 0 {
+            self.awaited = self.awaited.saturating_sub(ended);
+            if self.awaited > 0 || self.scan.is_inside() {
                 return;
             }
         }
@@ -145,7 +151,8 @@ impl Joiner {
             let kind = message[0];
             let ours = matches!((flight.kind, flight.at), (Kind::Begin, At::First) | (Kind::Commit, At::Second));
             match (flight.at, kind) {
-                _ if ours && matches!(kind, b'1' | b'2') => {} // the driver did not prepare or bind it
+                _ if ours && kind == b'1' => self.prepared.extend(flight.preparing.take()),
+                _ if ours && kind == b'2' => {} // the driver did not prepare or bind it
                 (At::First, b'C' | b'I') => {
                     answers.extend_from_slice(message);
                     put(answers, b'Z', &[b"T"]);
@@ -191,8 +198,8 @@ impl Joiner {
 }
 
 impl Joined {
-    fn new(kind: Kind, held: &[u8]) -> Self {
-        Self { kind, at: At::First, held: held.into(), kept: BytesMut::new() }
+    fn new(kind: Kind, held: &[u8], preparing: Option<Vec<u8>>) -> Self {
+        Self { kind, at: At::First, held: held.into(), kept: BytesMut::new(), preparing }
     }
 }
 
@@ -246,10 +253,16 @@ struct Scan {
 }
 
 impl Scan {
-    /// How many bytes were looked at, and how many answers end in them: at most so many, and then no byte more.
+    /// Whether a message has begun whose end has not come.
+    fn is_inside(&self) -> bool {
+        self.left > 0 || !self.header.is_empty()
+    }
+
+    /// How many bytes were looked at, and how many answers end in them: at most so many, and then no byte more than the
+    /// message has that has begun.
     fn ended(&mut self, bytes: &[u8], most: usize) -> (usize, usize) {
         let (mut rest, mut ended) = (bytes, 0);
-        while !rest.is_empty() && ended < most {
+        while !rest.is_empty() && (ended < most || self.is_inside()) {
             if self.left == 0 {
                 let some = rest.len().min(5 - self.header.len());
                 self.header.extend_from_slice(&rest[..some]);
@@ -353,6 +366,34 @@ mod tests {
         assert_eq!(exchange(&mut joiner, &begin(), "EZ"), told("PBEBES", "", "QBES"), "nobody is told of a try");
         assert_eq!(exchange(&mut joiner, b"", "CZ2DCZ"), told("", "CZ2DCZ", ""));
         assert_eq!(exchange(&mut joiner, &begin(), "CZ2DCZ"), told("QBES", "CZ2DCZ", ""), "and no other");
+    }
+
+    /// The server skips a Parse, too: then the text is not prepared.
+    #[test]
+    fn what_was_skipped_is_not_prepared() {
+        let mut joiner = Joiner::default();
+        assert_eq!(exchange(&mut joiner, &commit(), "EZ"), told("BEPBES", "EZ", "Q"));
+        assert_eq!(exchange(&mut joiner, b"", "CZ"), told("", "CZ", ""));
+        assert_eq!(exchange(&mut joiner, &commit(), "2C12CZ"), told("BEPBES", "2CZCZ", ""), "once more");
+        assert_eq!(exchange(&mut joiner, &commit(), "2C2CZ"), told("BEBES", "2CZCZ", ""));
+    }
+
+    /// A notification of which a part was read before the flight, and the rest comes with its answer.
+    #[test]
+    fn a_message_that_had_begun_is_not_the_flights() {
+        let notification = message(b'A', b"CZECZE: what looks like answers is none");
+        for read in 1..notification.len() {
+            let (mut joiner, mut out, mut answers) = (Joiner::default(), BytesMut::new(), BytesMut::new());
+            joiner.pass(&notification[..read]);
+            assert!(joiner.join(&begin(), &mut out));
+            let rest =
+                [&notification[read..], &message(b'1', b""), &message(b'2', b""), &message(b'C', b"BEGIN\0")].concat();
+            let mut incoming = BytesMut::from(rest.as_slice());
+            joiner.answer(&mut incoming, &mut answers, &mut out);
+            assert_eq!(answers[..notification.len() - read], notification[read..], "after {read} bytes");
+            assert_eq!(kinds(&answers[notification.len() - read..]), "CZ");
+            assert!(joiner.is_under_way() && incoming.is_empty());
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ use joiner::Joiner;
 
 /// How much is read at once while a joined flight is answered.
 const READ_BYTES: usize = 8 * 1024;
+/// Room that is kept for the next flight: a large answer does not stay in memory for as long as its connection lives.
+const KEPT_BYTES_MAX: usize = 64 * 1024;
 
 /// The stream. It joins from when it is armed on: between the driver's startup and its first request.
 pub(crate) struct Flight<S> {
@@ -150,7 +152,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Flight<S> {
             }
         }
         let some = this.answers.len().min(buffer.remaining());
-        buffer.put_slice(&this.answers.split_to(some));
+        buffer.put_slice(&this.answers[..some]);
+        this.answers.advance(some);
+        for room in [&mut this.answers, &mut this.incoming] {
+            if room.is_empty() && room.try_reclaim(KEPT_BYTES_MAX + 1) {
+                *room = BytesMut::new();
+            }
+        }
         Poll::Ready(Ok(()))
     }
 }
