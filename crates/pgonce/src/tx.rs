@@ -1,11 +1,13 @@
 //! The one transaction of an intent: claim, effect and outcome.
 
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::{join, poll_immediate};
 use tokio::task::JoinHandle;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
@@ -265,29 +267,18 @@ impl Tx {
         answer.result_id = answer.result_id.or(noted.result_id);
         // A larger answer is the function's to refuse, which it does before anything else (P4005).
         let direct = direct.filter(|_| answer.surely_fits());
-        let call = if direct.is_some() { Call::DirectComplete } else { Call::Succeed };
-        // Prepared before: pipelining a COMMIT behind a Parse would commit before the outcome is written.
-        if let Err(error) = connection.warm(call).await {
-            let refused = posted.answers().await;
-            rollback(connection).await;
-            return refused.map(|()| Ended::Refused(error));
-        }
-        connection.expect_no_warning();
         fail::fail_point!("pgonce::before_commit");
-        let commit = connection.client.batch_execute("COMMIT");
-        let (completed, committed) = if let Some(DirectClaim { policy }) = direct {
+        let ended = if let Some(DirectClaim { policy }) = direct {
             let answer = policy.kept(answer);
             let parameters = policy.complete_parameters(&name, &claim_id, &answer);
-            join(connection.execute(call, &parameters), commit).await
+            commit_behind(&connection, Call::DirectComplete, &parameters).await
         } else {
-            let parameters = succeed_parameters(&name, &claim_id, &answer);
-            let (completed, committed) = join(connection.call(call, &parameters), commit).await;
-            (completed.map(|_| 1), committed)
+            commit_behind(&connection, Call::Succeed, &succeed_parameters(&name, &claim_id, &answer)).await
         };
         fail::fail_point!("pgonce::after_commit");
         // A refused message aborted the transaction: the completion's error only follows from it. Where the completion went
         // well all the same, the effect went back to a savepoint from before the message.
-        match (ended(&connection, completed.map(|_| ()), committed), posted.answers().await) {
+        match (ended, posted.answers().await) {
             (Ended::Refused(_), Err(refused)) => Err(refused),
             (ended, _) => Ok(ended),
         }
@@ -380,9 +371,33 @@ pub(crate) fn only_handle<T: Send + Sync + 'static>(shared: Arc<T>, connection: 
     }
 }
 
+/// Sends a transaction's last statement, which proves that it may commit, and COMMIT behind it, in one round trip; says how
+/// it ended.
+pub(crate) async fn commit_behind(
+    connection: &Connection,
+    last: Call,
+    parameters: &[(&(dyn ToSql + Sync), Type)],
+) -> Ended {
+    // Prepared before: a COMMIT behind a Parse would commit before the last statement was carried out.
+    if let Err(error) = connection.warm(last).await {
+        let undone = connection.client.batch_execute("ROLLBACK").await;
+        return ended(connection, Err(error), undone);
+    }
+    connection.expect_no_warning();
+    let mut sent = pin!(connection.rows(last, parameters));
+    let commit = || connection.client.batch_execute("COMMIT");
+    // The driver sends when it is first asked. What fails then was not sent, and would not keep a COMMIT from committing.
+    let (completed, committed) = match poll_immediate(&mut sent).await {
+        None => join(sent, commit()).await,
+        Some(Ok(rows)) => (Ok(rows), commit().await),
+        Some(Err(error)) => (Err(error), connection.client.batch_execute("ROLLBACK").await),
+    };
+    ended(connection, completed.map(|_| ()), committed)
+}
+
 /// How a transaction ended, by the answers to its last statement and to the COMMIT that was sent behind it. Only a real
 /// COMMIT counts: in an aborted transaction the last statement fails, and the COMMIT is a ROLLBACK (trap 10).
-pub(crate) fn ended(
+fn ended(
     connection: &Connection,
     completed: Result<(), tokio_postgres::Error>,
     committed: Result<(), tokio_postgres::Error>,

@@ -19,7 +19,7 @@ use super::{Ending, ImportOptions, Layout, Progress, Report, RowFailure};
 use crate::pool::Pooled;
 use crate::sql::Call;
 use crate::sqlstate::{Verdict, verdict_of};
-use crate::tx::{Ended, ended, rollback};
+use crate::tx::{Ended, commit_behind, rollback};
 use crate::{Error, Once, observe};
 
 const FAILURES_TOLD: usize = 10;
@@ -380,14 +380,10 @@ impl Run<'_> {
             (&messages, Type::TEXT_ARRAY),
             (&inputs, Type::BYTEA_ARRAY),
         ];
-        // Prepared before: a COMMIT behind a Parse would commit before the record is written.
-        connection.warm(Call::ImportRecord).await?;
-        connection.expect_no_warning();
         fail::fail_point!("pgonce::import_before_commit");
-        let (recorded, committed) =
-            join(connection.call(Call::ImportRecord, &parameters), connection.client.batch_execute("COMMIT")).await;
+        let ended = commit_behind(&connection, Call::ImportRecord, &parameters).await;
         fail::fail_point!("pgonce::import_after_commit");
-        match ended(&connection, recorded.map(|_| ()), committed) {
+        match ended {
             Ended::Committed => Ok(()),
             Ended::Refused(error) => Err(error.into()),
             Ended::InDoubt(reason) => Err(Error::InDoubt { reason }),

@@ -4,7 +4,6 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures_util::future::join;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
@@ -15,7 +14,7 @@ use crate::outbox::{self, Event};
 use crate::pool::Pooled;
 use crate::queue::NewJob;
 use crate::sql::Call;
-use crate::tx::{Ended, Undone, ended, only_handle, rollback};
+use crate::tx::{Ended, Undone, commit_behind, only_handle, rollback};
 
 /// The open transaction that a message's handler writes through. It is a `tokio_postgres::Client` whose transaction
 /// pgonce began and ends: do not send BEGIN, COMMIT or ROLLBACK (savepoints are fine). A handle, cheap to clone; none
@@ -173,17 +172,10 @@ impl MessageTx {
         let Noted { ignored, result_type, result_id } = noted.into_inner().unwrap_or_else(PoisonError::into_inner);
         let result = if ignored { "ignored" } else { "applied" };
         let last = Last { consumer, tenant, end, result, result_type, result_id };
-        // Prepared before: pipelining a COMMIT behind a Parse would commit before the end is written.
-        if let Err(error) = connection.warm(last.call()).await {
-            rollback(connection).await;
-            return Ended::Refused(error);
-        }
-        connection.expect_no_warning();
         fail::fail_point!("pgonce::inbox_before_commit");
-        let commit = connection.client.batch_execute("COMMIT");
-        let (completed, committed) = join(connection.call(last.call(), &last.parameters()), commit).await;
+        let ended = commit_behind(&connection, last.call(), &last.parameters()).await;
         fail::fail_point!("pgonce::inbox_after_commit");
-        ended(&connection, completed.map(|_| ()), committed)
+        ended
     }
 
     /// Rolls back, and gives the connection back only if that was confirmed.

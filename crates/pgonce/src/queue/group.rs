@@ -16,7 +16,7 @@ use crate::error::Failure;
 use crate::pool::Pooled;
 use crate::sql::Call;
 use crate::sqlstate::Verdict;
-use crate::tx::{Ended, ended, rollback};
+use crate::tx::{Ended, commit_behind, rollback};
 use crate::{Error, observe};
 
 /// How often a job that is alone in its transaction is run again at once, after serialization failures and deadlocks.
@@ -296,15 +296,8 @@ async fn finish_and_commit(connection: Pooled, jobs: &[Arc<Job>], results: &[Opt
         results.iter().any(Option::is_some).then(|| order.iter().map(|place| &results[*place]).collect());
     let parameters: [(&(dyn ToSql + Sync), Type); 3] =
         [(&ids, Type::INT8_ARRAY), (&claims, Type::UUID_ARRAY), (&results, Type::JSONB_ARRAY)];
-    // Prepared before: pipelining a COMMIT behind a Parse would commit before the jobs are finished.
-    if let Err(error) = connection.warm(Call::FinishBatch).await {
-        rollback(connection).await;
-        return Ended::Refused(error);
-    }
-    connection.expect_no_warning();
     fail::fail_point!("pgonce::job_before_commit");
-    let commit = connection.client.batch_execute("COMMIT");
-    let (finished, committed) = join(connection.call(Call::FinishBatch, &parameters), commit).await;
+    let ended = commit_behind(&connection, Call::FinishBatch, &parameters).await;
     fail::fail_point!("pgonce::job_after_commit");
-    ended(&connection, finished.map(|_| ()), committed)
+    ended
 }
