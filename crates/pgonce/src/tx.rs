@@ -22,6 +22,9 @@ use crate::sqlstate::is_disconnect;
 /// The open transaction that the effect writes through. It is a `tokio_postgres::Client` whose transaction
 /// pgonce began and ends: do not send BEGIN, COMMIT or ROLLBACK (savepoints are fine).
 ///
+/// Its `cancel_token()` does not know where the server is, because the crate makes the sockets: use `cancel_query_raw` with a
+/// socket of your own.
+///
 /// It is a handle, passed by value so that the effect's future is `Send` whatever it borrows, and cheap to
 /// clone. None may outlive the effect: then nothing is committed, and the connection is closed under the
 /// handle that was kept.
