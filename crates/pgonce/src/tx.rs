@@ -383,19 +383,31 @@ pub(crate) async fn commit_behind(
 ) -> Ended {
     // Prepared before: a COMMIT behind a Parse would commit before the last statement was carried out.
     if let Err(error) = connection.warm(last).await {
-        let undone = connection.client.batch_execute("ROLLBACK").await;
-        return ended(connection, Err(error), undone);
+        return not_committed(connection, error, connection.client.batch_execute("ROLLBACK").await);
     }
     connection.expect_no_warning();
     let mut sent = pin!(connection.rows(last, parameters));
     let commit = || connection.client.batch_execute("COMMIT");
-    // The driver sends when it is first asked. What fails then was not sent, and would not keep a COMMIT from committing.
+    // The driver sends when it is first asked. What fails then may not have been sent, and would not keep a COMMIT from
+    // committing: so there is none, and no doubt either, whatever became of the connection.
     let (completed, committed) = match poll_immediate(&mut sent).await {
         None => join(sent, commit()).await,
         Some(Ok(rows)) => (Ok(rows), commit().await),
-        Some(Err(error)) => (Err(error), connection.client.batch_execute("ROLLBACK").await),
+        Some(Err(error)) => {
+            return not_committed(connection, error, connection.client.batch_execute("ROLLBACK").await);
+        }
     };
     ended(connection, completed.map(|_| ()), committed)
+}
+
+/// The last statement failed, and what was sent behind it did no more than roll back.
+fn not_committed(
+    connection: &Connection,
+    error: tokio_postgres::Error,
+    undone: Result<(), tokio_postgres::Error>,
+) -> Ended {
+    connection.dirty.store(undone.is_err(), Ordering::SeqCst);
+    if is_overtaken(&error) { Ended::Overtaken } else { Ended::Refused(error) }
 }
 
 /// How a transaction ended, by the answers to its last statement and to the COMMIT that was sent behind it. Only a real
@@ -416,11 +428,8 @@ fn ended(
         (Err(error), _) | (Ok(()), Err(error)) if is_disconnect(&error) => {
             Ended::InDoubt("the connection was lost during COMMIT".into())
         }
-        (Err(error), committed) => {
-            // The outcome was refused, the transaction aborted, and the COMMIT behind it rolled it back.
-            connection.dirty.store(committed.is_err(), Ordering::SeqCst);
-            if is_overtaken(&error) { Ended::Overtaken } else { Ended::Refused(error) }
-        }
+        // The outcome was refused, the transaction aborted, and the COMMIT behind it rolled it back.
+        (Err(error), committed) => not_committed(connection, error, committed),
         (Ok(()), Err(error)) => Ended::Refused(error),
     }
 }

@@ -1,4 +1,5 @@
-//! Connecting with the stream between driver and socket. Whatever is not one plain host, and whatever fails, is the driver's.
+//! Connecting with the stream between driver and socket. Whatever is not one plain host is the driver's, and so is a host that
+//! cannot be reached: it says why.
 
 use std::io;
 use std::net::SocketAddr;
